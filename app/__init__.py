@@ -1,0 +1,3 @@
+"""subagentd: subagent delegation as an HTTP service."""
+
+__version__ = "0.1.0"

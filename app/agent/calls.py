@@ -1,0 +1,314 @@
+"""One turn's tool calls, from request to results, in the order of spec 6.5; parallel or in order by spec 5.2.
+
+Knows delegation only as tools, and no concrete tool.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.agent import events
+from app.agent.errors import HandoffStop, InvalidArguments, ToolError, UnknownTool
+from app.agent.events import Masker, Recorder
+from app.agent.ids import new_id
+from app.agent.messages import Message, Role, ToolCall
+from app.agent.runs import Run, Session, ToolActivity
+from app.agent.tools import SchemaChecker, Tool, ToolContext, ToolRegistry, ToolResult, validated
+
+log = logging.getLogger(__name__)
+
+CANCELLED_TEXT = "(cancelled before it finished)"
+NOT_RUN_TEXT = "(not run: another call of this turn ended the run)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputLimit:
+    """How much of an output a model sees (spec 7.5), in characters."""
+
+    max_chars: int = 16_000
+    head_chars: int = 12_000
+    tail_chars: int = 3_000
+
+    def cut(self, text: str) -> tuple[str, int | None]:
+        """The text, or its head and tail with a note, and then the full length."""
+        if len(text) <= self.max_chars:
+            return text, None
+        left_out = len(text) - self.head_chars - self.tail_chars
+        note = f"\n\n[… {left_out} characters left out of {len(text)} …]\n\n"
+        return text[: self.head_chars] + note + text[-self.tail_chars :], len(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One assistant message with calls: where its results go. `memory_seq` is the number of the assistant message;
+    `check` raises when the run was told to end."""
+
+    session: Session
+    run: Run
+    step: int
+    memory_seq: int
+    registry: ToolRegistry
+    offered: Sequence[str]
+    parallel: bool
+    workspace: Path
+    deadline: float | None
+    check: Callable[[], None]
+
+
+class ToolCalls:
+    """Carries out the calls of turns and counts them for the activity record. One object per run."""
+
+    def __init__(self, recorder: Recorder, checker: SchemaChecker, masker: Masker, limit: OutputLimit) -> None:
+        self._recorder = recorder
+        self._checker = checker
+        self._masker = masker
+        self._limit = limit
+        self._activity: dict[str, list[int]] = {}
+        self._open: dict[str, float] = {}  # calls with a tool.call and no tool.result, and when they began
+        self._waiting = False  # for children
+
+    @property
+    def activity(self) -> tuple[ToolActivity, ...]:
+        """What was used, in the order of first use."""
+        return tuple(ToolActivity(name=name, calls=calls, total_ms=ms) for name, (calls, ms) in self._activity.items())
+
+    async def execute(self, turn: Turn, calls: Sequence[ToolCall], history: list[Message]) -> None:
+        """Run the calls and append their tool messages to `history`, in call order.
+
+        Every call gets exactly one `tool.result` and its message, also when this is cancelled or a handoff ends the
+        turn; in these two cases the exception is raised after that.
+        """
+        board = _Board(self, turn, calls)
+        if any(_is_delegation(turn, call) for call in calls):
+            self._waiting = True
+            self._recorder.record(turn.run, events.RUN_WAITING, events.RunWaiting(reason="child"))
+        status, text = "not_run", NOT_RUN_TEXT
+        try:
+            for group in self._groups(turn, calls):
+                turn.check()  # a child that was ended with this run must not set the next call going
+                await board.run(group)
+            self.resume(turn.run)
+        except asyncio.CancelledError:
+            status, text = "cancelled", CANCELLED_TEXT
+            raise
+        finally:
+            board.close(status, text)
+            history.extend(board.messages())
+
+    def resume(self, run: Run) -> None:
+        """The run waits for no child any more."""
+        if self._waiting:
+            self._waiting = False
+            self._recorder.record(run, events.RUN_RESUMED, events.RunResumed(reason="child"))
+
+    @staticmethod
+    def _groups(turn: Turn, calls: Sequence[ToolCall]) -> list[list[int]]:
+        """Indexes of calls: consecutive concurrency-safe ones together, each other one alone."""
+        groups: list[list[int]] = []
+        together = False
+        for index, call in enumerate(calls):
+            tool = turn.registry.get(call.name)
+            safe = turn.parallel and (tool is None or tool.spec.concurrency_safe)
+            if safe and together:
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+            together = safe
+        return groups
+
+    async def one(self, turn: Turn, call: ToolCall, sub: int) -> Message:
+        """One call through all stages of spec 6.5."""
+        try:
+            tool = self._existing(turn, call)
+            arguments = validated(tool.spec, call, self._checker)
+            self._recorder.record(turn.run, events.TOOL_CALL, _called(call, arguments, sub), step=turn.step)
+            self._open[call.call_id] = asyncio.get_running_loop().time()
+            await self._begin(turn, tool, call)
+            result = await self._invoke(tool, arguments, turn, call)
+        except UnknownTool as error:
+            result = ToolResult(content=error.message, is_error=True, status="unknown_tool")
+        except InvalidArguments as error:
+            result = ToolResult(content=error.message, is_error=True, status="invalid_arguments")
+        except ToolError as error:
+            result = ToolResult(content=error.message, is_error=True, status="error")
+        except HandoffStop as error:
+            self.finish(turn, call, sub, ToolResult(content=error.result, is_error=True, status="error"))
+            raise
+        return self.finish(turn, call, sub, result)
+
+    async def _begin(self, turn: Turn, tool: Tool, call: ToolCall) -> None:
+        """State that the tool starts; with side effects, only once that is in the store."""
+        spec = tool.spec
+        payload = events.ToolStarted(call_id=call.call_id, tool=spec.name, read_only=spec.read_only)
+        start = self._recorder.record(turn.run, events.TOOL_START, payload, step=turn.step)
+        # a delegation has no effect of its own: what its children do is committed before they do it
+        if not (spec.read_only or spec.delegation):
+            await self._recorder.committed(start)
+
+    @staticmethod
+    def _existing(turn: Turn, call: ToolCall) -> Tool:
+        tool = turn.registry.get(call.name)
+        if tool is None:
+            names = ", ".join(turn.offered) or "none"
+            raise UnknownTool(f"There is no tool {call.name!r} here. Available tools: {names}.")
+        return tool
+
+    async def _invoke(self, tool: Tool, arguments: Any, turn: Turn, call: ToolCall) -> ToolResult:
+        timeout_ms = tool.spec.timeout_ms
+        context = ToolContext(
+            session=turn.session,
+            run=turn.run,
+            step=turn.step,
+            call_id=call.call_id,
+            workspace=turn.workspace,
+            deadline=turn.deadline,
+            progress=self._progress(turn, call),
+        )
+        limit = asyncio.timeout(timeout_ms / 1000 if timeout_ms else None)
+        try:
+            async with limit:
+                return await tool.call(arguments, context)
+        except (ToolError, HandoffStop):
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return _fault(call, error)  # nobody cancelled this: something inside the tool was
+        except (Exception, SystemExit) as error:  # noqa: BLE001  border to tools: a fault in one is that call's result
+            if isinstance(error, TimeoutError) and limit.expired():
+                text = f"{call.name} did not finish within {timeout_ms} ms and was stopped."
+                return ToolResult(content=text, is_error=True, status="timed_out")
+            return _fault(call, error)
+
+    def _progress(self, turn: Turn, call: ToolCall) -> Callable[[str], None]:
+        """How a call shows what it is at, also from a thread of its own."""
+        loop, home = asyncio.get_running_loop(), threading.get_ident()
+
+        def say(text: str) -> None:
+            if call.call_id in self._open:  # what a call left behind may go on talking
+                self._recorder.emit(turn.run, events.TOOL_PROGRESS, turn.step, text, call.call_id)
+
+        def progress(text: str) -> None:
+            if threading.get_ident() == home:
+                say(text)
+            else:
+                loop.call_soon_threadsafe(say, text)
+
+        return progress
+
+    def finish(self, turn: Turn, call: ToolCall, sub: int, result: ToolResult) -> Message:
+        """Mask, cut, record, count; returns the tool message."""
+        began = self._open.pop(call.call_id, None)
+        duration_ms = 0 if began is None else int((asyncio.get_running_loop().time() - began) * 1000)
+        content, length = self._limit.cut(self._masker.text(result.content))
+        counts = self._activity.setdefault(call.name, [0, 0])
+        counts[0] += 1
+        counts[1] += duration_ms
+        self._recorder.record(
+            turn.run,
+            events.TOOL_RESULT,
+            events.ToolResulted(
+                call_id=call.call_id,
+                provider_call_id=call.provider_call_id,
+                tool=call.name,
+                message_id=new_id("msg"),
+                memory_id=turn.run.memory_id,
+                memory_seq=turn.memory_seq + sub,
+                turn=turn.run.turn,
+                sub=sub,
+                status=result.status,
+                is_error=result.is_error,
+                content=content,
+                duration_ms=duration_ms,
+                length=length,
+                arguments=call.raw if began is None else None,
+            ),
+            step=turn.step,
+        )
+        return Message(role=Role.TOOL, content=content, tool_call_id=call.call_id, is_error=result.is_error)
+
+
+class _Board:
+    """The results of one turn while its calls run."""
+
+    def __init__(self, owner: ToolCalls, turn: Turn, calls: Sequence[ToolCall]) -> None:
+        self._owner = owner
+        self._turn = turn
+        self._calls = calls
+        self._results: dict[int, Message] = {}
+
+    async def run(self, group: Sequence[int]) -> None:
+        """Run one group; a single call needs no task of its own."""
+        if len(group) == 1:
+            await self._one(group[0])
+            return
+        tasks = [asyncio.create_task(self._one(index)) for index in group]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError:
+            await _stop(tasks)
+            raise
+        stop = next((error for task in done if (error := task.exception()) is not None), None)
+        if stop is not None:
+            await _stop(tasks)
+            raise stop
+
+    async def _one(self, index: int) -> None:
+        call, sub = self._calls[index], index + 1
+        try:
+            self._results[index] = await self._owner.one(self._turn, call, sub)
+        except HandoffStop as stop:  # its result is recorded
+            self._results[index] = Message(role=Role.TOOL, content=stop.result, tool_call_id=call.call_id)
+            raise
+        except asyncio.CancelledError:
+            self._close(index, "cancelled", CANCELLED_TEXT)
+            raise
+
+    def close(self, status: str, text: str) -> None:
+        """Give every call that has no result yet a stand-in."""
+        for index in range(len(self._calls)):
+            self._close(index, status, text)
+
+    def _close(self, index: int, status: str, text: str) -> None:
+        if index in self._results:
+            return
+        stand_in = ToolResult(content=text, is_error=True, status=status)
+        self._results[index] = self._owner.finish(self._turn, self._calls[index], index + 1, stand_in)
+
+    def messages(self) -> tuple[Message, ...]:
+        """All results in call order."""
+        return tuple(self._results[index] for index in range(len(self._calls)))
+
+
+async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel and wait; what they raise was recorded as their result."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_delegation(turn: Turn, call: ToolCall) -> bool:
+    tool = turn.registry.get(call.name)
+    return tool is not None and tool.spec.delegation
+
+
+def _called(call: ToolCall, arguments: Any, sub: int) -> events.ToolCalled:
+    return events.ToolCalled(
+        call_id=call.call_id,
+        provider_call_id=call.provider_call_id,
+        tool=call.name,
+        arguments=arguments if isinstance(arguments, str) else dict(arguments),
+        sub=sub,
+    )
+
+
+def _fault(call: ToolCall, error: BaseException) -> ToolResult:
+    """What the model is told of a tool that raised: nothing that may hold a path or a secret."""
+    log.error("tool %s failed (call %s)", call.name, call.call_id, exc_info=error)
+    text = f"{call.name} failed inside (fault {call.call_id}). Try another way or report that it failed."
+    return ToolResult(content=text, is_error=True, status="error")

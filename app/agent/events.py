@@ -1,0 +1,501 @@
+"""Facts: every event type with its payload, and the ports through which facts become durable and visible.
+
+Payloads are TypedDicts, so they are plain dictionaries at run time and checked by mypy; their JSON Schema is
+generated from here and served. A key with value None is left out of the wire form by `wire.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NotRequired, Protocol, TypedDict, TypeVar
+
+from app.agent.messages import UsageInfo
+from app.agent.runs import Run, Session
+
+# ── payloads ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ErrorInfo(TypedDict):
+    """A stable code and a text that is safe to show."""
+
+    code: str
+    message: str
+
+
+class ActivityInfo(TypedDict):
+    """How often a run used a tool, and for how long in total."""
+
+    name: str
+    calls: int
+    total_ms: int
+
+
+class SessionCreated(TypedDict):
+    """`session.created`: what the session was configured with. `agent` null: made for a direct delegation."""
+
+    agent: str | None
+    memory_id: str
+    title: str | None
+    user: str | None
+    metadata: dict[str, Any]
+    config: dict[str, Any]
+
+
+class SessionUpdated(TypedDict):
+    """`session.updated`: the fields that were changed; an empty title: it was taken away."""
+
+    title: NotRequired[str]
+    metadata: NotRequired[dict[str, Any]]
+
+
+class SessionIdle(TypedDict):
+    """`session.idle`: no run of the session is open any more."""
+
+
+class SessionClosed(TypedDict):
+    """`session.closed`: `reason` is `closed` (PATCH) or `deleted` (DELETE)."""
+
+    reason: str
+
+
+class RunQueued(TypedDict):
+    """`run.queued`: a run exists and waits for its memory."""
+
+    memory_id: str
+    turn: int
+    handoff_id: str | None
+    parent_call_id: str | None
+    attempt: int
+    epoch: int
+    input: str
+    max_steps: int
+    model: str | None
+    deadline_ms: int | None
+    timeout_ms: int | None
+
+
+class RunStarted(TypedDict):
+    """`run.started`: the loop begins; `tools` are the names that the model is shown."""
+
+    model: str
+    tools: list[str]
+
+
+class RunWaiting(TypedDict):
+    """`run.waiting`: `reason` is `approval`, `child`, `retry` or `drain`."""
+
+    reason: str
+
+
+class RunResumed(TypedDict):
+    """`run.resumed`: what it waited for is there."""
+
+    reason: str
+
+
+class RunEnded(TypedDict):
+    """`run.completed`, `run.failed`, `run.cancelled`, `run.timed_out`, `run.interrupted`: exactly one, the last
+    event of a run. `usage` is its own, `usage_total` includes the runs below it. `open_tasks`: background tasks that
+    are still open."""
+
+    status: str
+    stop_reason: str
+    output: str
+    steps: int
+    usage: UsageInfo
+    usage_total: UsageInfo
+    forced: bool
+    partial: bool
+    error: ErrorInfo | None
+    activity: list[ActivityInfo]
+    duration_ms: int
+    open_tasks: list[str]
+
+
+class StepStarted(TypedDict):
+    """`step.started`: one model call begins. `forced`: it is the forced final answer."""
+
+    model: str
+    forced: NotRequired[bool]
+
+
+class StepCompleted(TypedDict):
+    """`step.completed`: the model call of the step and the tool calls that it asked for are done."""
+
+    finish: str
+    tool_calls: int
+    usage: UsageInfo
+    duration_ms: int
+
+
+class CallInfo(TypedDict):
+    """A tool call inside an assistant message; `arguments` is the text that the model sent."""
+
+    call_id: str
+    provider_call_id: str
+    name: str
+    arguments: str
+    opaque: NotRequired[dict[str, Any] | None]
+
+
+class MessageAdded(TypedDict):
+    """`message`: a system, user or assistant message entered a memory. Order in a memory: (turn, step, sub)."""
+
+    message_id: str
+    memory_id: str
+    memory_seq: int
+    turn: int
+    sub: int
+    role: str
+    content: str
+    reasoning: str | None
+    tool_calls: list[CallInfo] | None
+    tokens: int | None
+    partial: bool | None
+    provider: str | None
+    opaque: dict[str, Any] | None
+
+
+class ToolCalled(TypedDict):
+    """`tool.call`: a call passed parsing and validation and is taken up. A call that did not has a `tool.result`
+    only, whose `arguments` then hold the text that the model sent."""
+
+    call_id: str
+    provider_call_id: str
+    tool: str
+    arguments: dict[str, Any] | str
+    sub: int
+
+
+class ToolStarted(TypedDict):
+    """`tool.start`: the tool runs now. For tools with side effects this is committed first."""
+
+    call_id: str
+    tool: str
+    read_only: bool
+
+
+class ToolResulted(TypedDict):
+    """`tool.result`: what the model is told of one call; also the row of the tool message.
+
+    `status`: `ok`, `error`, `unknown_tool`, `invalid_arguments`, `denied`, `cancelled`, `timed_out`, `not_run`,
+    `unknown` (the service stopped before an outcome was recorded). `length` is given when `content` was cut,
+    `arguments` when there was no `tool.call`."""
+
+    call_id: str
+    provider_call_id: str
+    tool: str
+    message_id: str
+    memory_id: str
+    memory_seq: int
+    turn: int
+    sub: int
+    status: str
+    is_error: bool
+    content: str
+    duration_ms: int
+    length: int | None
+    arguments: str | None
+
+
+class HandoffStarted(TypedDict):
+    """`handoff.start`: one governed delegation begins. `purpose` is a label for people."""
+
+    handoff_id: str
+    call_id: str | None
+    tool: str
+    subagent: str
+    name: str
+    depth: int
+    session_mode: str
+    surface: str
+    background: bool
+    input: str
+    purpose: str | None
+
+
+class HandoffEnded(TypedDict):
+    """`handoff.end`: always, whatever happened. `attempts` is 0 when it was denied."""
+
+    handoff_id: str
+    call_id: str | None
+    tool: str
+    subagent: str
+    name: str
+    status: str
+    depth: int
+    session_mode: str
+    attempts: int
+    duration_ms: int
+    output: str
+    error: ErrorInfo | None
+    run_ids: list[str]
+
+
+class SubagentStarted(TypedDict):
+    """`subagent.start`: a run of depth 1 or more has its memory and begins."""
+
+    agent: str
+    name: str | None
+    prompt: str
+
+
+class SubagentStopped(TypedDict):
+    """`subagent.stop`: pairs with `subagent.start`; `result` holds the first 200 characters."""
+
+    agent: str
+    name: str | None
+    result: str
+    steps: int
+    is_error: bool
+    status: str
+
+
+class AnswerForced(TypedDict):
+    """`answer.forced`: one more model call without tools was made; `reason` is the stop reason."""
+
+    reason: str
+
+
+class ErrorLogged(TypedDict):
+    """`error`: stands under the id of an event that could not be stored, so that ids stay gapless."""
+
+    code: str
+    message: str
+    event: str
+
+
+class TextDelta(TypedDict):
+    """`text.delta`, `reasoning.delta`, `tool.arguments.delta`, `tool.progress`: a piece of text. `run` is the run's
+    ordinal, `at` the offset in Unicode code points of what this type has sent for the step (and call)."""
+
+    run: int
+    step: int
+    at: int
+    text: str
+    call: NotRequired[str]
+
+
+class TextSnapshot(TypedDict):
+    """`text.snapshot`: what `of` has sent so far in a step that is under way; later deltas start at `at`."""
+
+    run: int
+    step: int
+    of: str
+    at: int
+    text: str
+    call: NotRequired[str]
+
+
+class StreamSkipped(TypedDict):
+    """`stream.skipped`: this many transient events were dropped because the reader was too slow."""
+
+    deltas: int
+
+
+class StreamReset(TypedDict):
+    """`stream.reset`: the cursor lies beyond the `head` of the log (a restored backup, another database). Forget what
+    was received; the stream follows from its first event."""
+
+    head: int
+
+
+class StreamClosing(TypedDict):
+    """`stream.closing`: the server ends this connection; reconnect with the last id. `reason`: `shutdown`,
+    `revoked`."""
+
+    reason: str
+
+
+# ── kinds ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+P = TypeVar("P", bound=Mapping[str, object], contravariant=True)
+
+
+@dataclass(frozen=True)  # no slots: Python 3.11 cannot make a generic one that is frozen too
+class EventKind(Generic[P]):
+    """An event type with its payload. `durable` ones are stored and numbered; `final` ones end a run."""
+
+    name: str
+    payload: type
+    durable: bool = True
+    final: bool = False
+    version: int = 1
+
+
+SESSION_CREATED = EventKind[SessionCreated]("session.created", SessionCreated)
+SESSION_UPDATED = EventKind[SessionUpdated]("session.updated", SessionUpdated)
+SESSION_IDLE = EventKind[SessionIdle]("session.idle", SessionIdle)
+SESSION_CLOSED = EventKind[SessionClosed]("session.closed", SessionClosed)
+RUN_QUEUED = EventKind[RunQueued]("run.queued", RunQueued)
+RUN_STARTED = EventKind[RunStarted]("run.started", RunStarted)
+RUN_WAITING = EventKind[RunWaiting]("run.waiting", RunWaiting)
+RUN_RESUMED = EventKind[RunResumed]("run.resumed", RunResumed)
+RUN_COMPLETED = EventKind[RunEnded]("run.completed", RunEnded, final=True)
+RUN_FAILED = EventKind[RunEnded]("run.failed", RunEnded, final=True)
+RUN_CANCELLED = EventKind[RunEnded]("run.cancelled", RunEnded, final=True)
+RUN_TIMED_OUT = EventKind[RunEnded]("run.timed_out", RunEnded, final=True)
+RUN_INTERRUPTED = EventKind[RunEnded]("run.interrupted", RunEnded, final=True)
+STEP_STARTED = EventKind[StepStarted]("step.started", StepStarted)
+STEP_COMPLETED = EventKind[StepCompleted]("step.completed", StepCompleted)
+MESSAGE = EventKind[MessageAdded]("message", MessageAdded)
+TOOL_CALL = EventKind[ToolCalled]("tool.call", ToolCalled)
+TOOL_START = EventKind[ToolStarted]("tool.start", ToolStarted)
+TOOL_RESULT = EventKind[ToolResulted]("tool.result", ToolResulted)
+HANDOFF_START = EventKind[HandoffStarted]("handoff.start", HandoffStarted)
+HANDOFF_END = EventKind[HandoffEnded]("handoff.end", HandoffEnded)
+SUBAGENT_START = EventKind[SubagentStarted]("subagent.start", SubagentStarted)
+SUBAGENT_STOP = EventKind[SubagentStopped]("subagent.stop", SubagentStopped)
+ANSWER_FORCED = EventKind[AnswerForced]("answer.forced", AnswerForced)
+ERROR = EventKind[ErrorLogged]("error", ErrorLogged)
+TEXT_DELTA = EventKind[TextDelta]("text.delta", TextDelta, durable=False)
+REASONING_DELTA = EventKind[TextDelta]("reasoning.delta", TextDelta, durable=False)
+ARGUMENTS_DELTA = EventKind[TextDelta]("tool.arguments.delta", TextDelta, durable=False)
+TOOL_PROGRESS = EventKind[TextDelta]("tool.progress", TextDelta, durable=False)
+TEXT_SNAPSHOT = EventKind[TextSnapshot]("text.snapshot", TextSnapshot, durable=False)
+STREAM_SKIPPED = EventKind[StreamSkipped]("stream.skipped", StreamSkipped, durable=False)
+STREAM_RESET = EventKind[StreamReset]("stream.reset", StreamReset, durable=False)
+STREAM_CLOSING = EventKind[StreamClosing]("stream.closing", StreamClosing, durable=False)
+
+KINDS: Mapping[str, EventKind[Any]] = {
+    kind.name: kind for kind in list(globals().values()) if isinstance(kind, EventKind)
+}
+FINAL_TYPES = frozenset(name for name, kind in KINDS.items() if kind.final)
+
+# ── values ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True, kw_only=True)
+class Event:
+    """One fact. `seq` is its id in the session, gapless from 1, and 0 for a transient one; `ts` in µs.
+
+    Not frozen, since making a frozen one costs six times as much and this is the hottest value of the service;
+    nobody changes it after `record`. `envelope` and `data` are its JSON, encoded once: the same bytes go to the log,
+    into the hash and to every stream.
+    """
+
+    seq: int
+    type: str
+    ts: int
+    tenant: str
+    session_id: str
+    run: Run | None
+    step: int | None
+    payload: Mapping[str, Any]
+    envelope: bytes = b""
+    data: bytes = b""
+    also: "tuple[Write, ...]" = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEvent:
+    """One durable event as the log gives it back."""
+
+    seq: int
+    type: str
+    envelope: bytes
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """A row that is no event but goes through the same writer: `table`, the values, and the key columns by which an
+    existing row is replaced; `delete` removes the rows that match `key`, `keep` leaves an existing one as it is."""
+
+    table: str
+    values: Mapping[str, Any]
+    key: tuple[str, ...] = ()
+    delete: bool = False
+    keep: bool = False
+
+
+Scope = Run | Session
+
+# ── ports ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Recorder(Protocol):
+    """How the kernel states facts. Nothing here waits for the disk but the two coroutines."""
+
+    def record(
+        self, scope: Scope, kind: EventKind[P], payload: P, *, step: int | None = None, also: tuple[Write, ...] = ()
+    ) -> Event:
+        """Number a durable fact and hand it over; never blocks, never fails a run."""
+
+    def emit(self, run: Run, kind: EventKind[TextDelta], step: int, text: str, call_id: str | None = None) -> None:
+        """Show a piece of text; it is numbered by its offset and not stored."""
+
+    async def committed(self, event: Event) -> None:
+        """Wait until the event is in the store."""
+
+    async def room(self) -> None:
+        """Wait while too much waits to be written: called at step boundaries."""
+
+
+class EventLog(Protocol):
+    """Reads the durable events of one session in order."""
+
+    async def page(
+        self, tenant: str, session_id: str, *, after: int, upto: int | None = None, limit: int = 500
+    ) -> Sequence[StoredEvent]:
+        """Events with `after < seq <= upto`, at most `limit`."""
+
+    async def head(self, tenant: str, session_id: str) -> int | None:
+        """The last number stored, 0 for none, None for an unknown session."""
+
+
+class Subscription(Protocol):
+    """One reader's place in the live stream of a session."""
+
+    @property
+    def head(self) -> int:
+        """The last durable event that was published before the subscription began."""
+
+    @property
+    def snapshots(self) -> Sequence[tuple[Run, TextSnapshot]]:
+        """The texts of the steps that were under way then."""
+
+    async def next(self) -> Sequence[Event]:
+        """All that came since the last call; empty only after `poke`. Raises `Lagging` when the reader was too slow,
+        `Ended` when the connection is to be closed."""
+
+    def poke(self) -> None:
+        """Let a waiting reader return with nothing."""
+
+    def end(self, reason: str) -> None:
+        """Let the reader take what is there and then stop."""
+
+    def close(self) -> None:
+        """Stop receiving."""
+
+
+class Lagging(Exception):
+    """The live part was dropped for a slow reader: read on from the log. `deltas` says how many were lost."""
+
+    def __init__(self, deltas: int) -> None:
+        super().__init__(deltas)
+        self.deltas = deltas
+
+
+class Ended(Exception):
+    """The server closes this reader's connection. `reason` as in `stream.closing`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class EventBus(Protocol):
+    """Hands published events to whoever looks at a session."""
+
+    def publish(self, session_id: str, events: Sequence[Event]) -> None:
+        """Show events in order."""
+
+    def subscribe(self, session_id: str, *, head: int) -> Subscription:
+        """Begin to receive; `head` is used when the session was not published here yet."""
+
+
+class Masker(Protocol):
+    """Takes secrets out of texts."""
+
+    def text(self, value: str) -> str:
+        """The text with every known secret replaced."""

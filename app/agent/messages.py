@@ -1,0 +1,101 @@
+"""What was said: messages, tool calls and token usage in a form that belongs to no provider."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypedDict
+
+
+class Role(StrEnum):
+    """Who speaks."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class UsageInfo(TypedDict):
+    """The wire form of `Usage`: tokens; cached and reasoning tokens are parts of the totals."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    model_calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of one or several model calls. Cached and reasoning tokens are parts of the totals, not additions."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    model_calls: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            model_calls=self.model_calls + other.model_calls,
+        )
+
+    def as_dict(self) -> UsageInfo:
+        """The wire form."""
+        return UsageInfo(
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens,
+            model_calls=self.model_calls,
+        )
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, int] | None) -> "Usage":
+        """Read `as_dict` back; unknown keys are ignored."""
+        known = {k: v for k, v in (value or {}).items() if k in cls.__slots__}
+        return cls(**known)
+
+
+NO_USAGE = Usage()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call that a model asked for.
+
+    `call_id` is ours and unique; `provider_call_id` is what the model sent and may be empty or repeated.
+    `arguments` is None when `raw` is not a JSON object; `problem` then says why. `opaque` holds the fields of the
+    call that only its provider understands; they go back to the same provider unchanged.
+    """
+
+    call_id: str
+    name: str
+    raw: str
+    arguments: Mapping[str, Any] | None
+    provider_call_id: str = ""
+    problem: str | None = None
+    opaque: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One entry of a memory.
+
+    A tool message answers the call `tool_call_id` (our id). `opaque` belongs to `provider` alone and is sent back
+    byte for byte or not at all. `partial` marks a text that was cut (cancelled, broken stream).
+    """
+
+    role: Role
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    is_error: bool = False
+    partial: bool = False
+    provider: str = ""
+    opaque: Mapping[str, Any] | None = field(default=None)

@@ -1,0 +1,255 @@
+"""Sessions, memories, runs and handoffs: the nouns of a delegation, and the ports that start and remember them.
+
+A parent agent, a subagent and a background task are the same thing, a `Run`, told apart by depth and by whether
+somebody waits. Values are frozen; what changes while a run is in the air belongs to `runner.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from app.agent.definition import NO_POLICY, AgentDefinition, HandoffPolicy, PolicyFields, Surface
+from app.agent.messages import NO_USAGE, Message, Usage
+
+
+class RunStatus(StrEnum):
+    """States of a run; the last five are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+
+
+class HandoffStatus(StrEnum):
+    """States of a handoff: those of its runs, and two of its own."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+    FALLBACK = "fallback"
+    DENIED = "denied"
+
+
+FINAL_STATUSES = frozenset(
+    {RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMED_OUT, RunStatus.INTERRUPTED}
+)
+
+
+class StopReason(StrEnum):
+    """Why a run ended."""
+
+    ANSWER = "answer"
+    MAX_STEPS = "max_steps"
+    DUPLICATES = "duplicates"
+    BUDGET = "budget"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A conversation: one tenant, one event stream, one audit chain. `agent` None: made for a direct delegation.
+
+    `agents` None: every definition with mode `subagent` or `all`. `workspace` is a relative name under the
+    server's workspace root; empty is the root itself. `created_at` in µs.
+    """
+
+    id: str
+    tenant: str
+    memory_id: str
+    agent: str | None
+    created_at: int
+    title: str | None = None
+    user: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    agents: tuple[str, ...] | None = None
+    inline: Mapping[str, AgentDefinition] = field(default_factory=dict)
+    surfaces: tuple[Surface, ...] | None = None
+    policy: PolicyFields = NO_POLICY
+    model: str | None = None
+    workspace: str = ""
+    parallel_tool_calls: bool | None = None
+    closed: bool = False
+
+    @property
+    def session_id(self) -> str:
+        """The same as `id`: sessions and runs are both scopes of an event."""
+        return self.id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Who a run is; nothing of this changes. `path` holds the ordinals from the root to the run itself.
+
+    `turn` is the ordinal of the run in its memory, from 0; `ordinal` that in its session, from 1; `attempt` counts
+    how often the process took it up, from 1; `epoch` fences a process that came back from the dead.
+    """
+
+    id: str
+    session_id: str
+    tenant: str
+    memory_id: str
+    turn: int
+    ordinal: int
+    depth: int
+    path: tuple[int, ...]
+    agent: str
+    name: str | None = None
+    parent_id: str | None = None
+    parent_call_id: str | None = None
+    handoff_id: str | None = None
+    attempt: int = 1
+    epoch: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a run or handoff failed: a stable code and a text that is safe to show."""
+
+    code: str
+    message: str
+
+    def as_dict(self) -> dict[str, str]:
+        """The wire form."""
+        return {"code": self.code, "message": self.message}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolActivity:
+    """How often a run used one tool and for how long in total."""
+
+    name: str
+    calls: int
+    total_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """How a run ended. `usage` is its own, `usage_total` includes its subtree."""
+
+    status: RunStatus
+    stop_reason: StopReason
+    output: str = ""
+    steps: int = 0
+    usage: Usage = NO_USAGE
+    usage_total: Usage = NO_USAGE
+    forced: bool = False
+    partial: bool = False
+    error: Failure | None = None
+    activity: tuple[ToolActivity, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """Everything that `launch` needs. Made by the service at depth 0 and by `handoff` below.
+
+    `memory_id` None: a fresh memory; `memory` is what a used one holds. `inherited_tools` are the parent's tool names
+    without delegation, used where the definition names none; None: no parent run. `max_steps` counts model calls
+    before the forced answer; `deadline_ms` is soft, `timeout_ms` hard, 0 means none; both from the start of the run.
+    """
+
+    session: Session
+    definition: AgentDefinition
+    task: str
+    policy: HandoffPolicy
+    max_steps: int
+    surfaces: tuple[Surface, ...]
+    depth: int = 0
+    memory_id: str | None = None
+    memory: "MemoryState | None" = None
+    parent: Run | None = None
+    parent_call_id: str | None = None
+    handoff_id: str | None = None
+    name: str | None = None
+    model: str | None = None
+    tools: tuple[str, ...] | None = None
+    inherited_tools: tuple[str, ...] | None = None
+    parallel_tool_calls: bool = True
+    deadline_ms: int = 0
+    timeout_ms: int = 0
+
+
+class Launcher(Protocol):
+    """The only door to a run, at every depth."""
+
+    def launch(self, request: RunRequest) -> Run:
+        """Record the run as queued and start it. Raises `Conflict` when its memory has a run, `Unavailable` when
+        the service is stopping."""
+
+    def name(self, session: Session, wanted: str | None) -> str:
+        """A readable name for a subagent, unique in the session: `sub_<8 hex>` unless one is wanted."""
+
+    async def wait(self, run_id: str) -> RunOutcome:
+        """Wait until the run is final. Its final event is recorded by then, not yet committed: whoever tells the
+        outside awaits `committed` first. Never raises the run's own cancellation."""
+
+    async def cancel(self, run_id: str, *, status: RunStatus = RunStatus.CANCELLED) -> tuple[str, ...]:
+        """End a run and everything below it, children first; returns the ids of the runs that this stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryState:
+    """A memory as it was stored: its messages in order, the turn of its next run, its next message number."""
+
+    messages: tuple[Message, ...] = ()
+    next_turn: int = 0
+    next_seq: int = 1
+
+
+class MemoryStore(Protocol):
+    """Reads memories back; writing is the projection's."""
+
+    async def load(self, tenant: str, memory_id: str) -> MemoryState:
+        """The whole memory; an unknown one is empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCounters:
+    """Where a session's numbers go on: the next run ordinal, and how many runs are open."""
+
+    next_ordinal: int = 1
+    names: frozenset[str] = frozenset()
+
+
+class RunStore(Protocol):
+    """Reads sessions, runs and handoffs back; every function takes the tenant. Rows are plain mappings whose keys
+    are the columns of the table, times in µs."""
+
+    async def session(self, tenant: str, session_id: str) -> Mapping[str, Any] | None:
+        """One session row, erased ones left out."""
+
+    async def counters(self, tenant: str, session_id: str) -> SessionCounters:
+        """The run ordinals and agent names already used in a session."""
+
+    async def run(self, tenant: str, run_id: str) -> Mapping[str, Any] | None:
+        """One run row."""
+
+    async def runs(self, tenant: str, session_id: str) -> Sequence[Mapping[str, Any]]:
+        """All runs of a session, by ordinal."""
+
+    async def handoff(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
+        """One handoff row."""
+
+    async def handoff_runs(self, tenant: str, handoff_id: str) -> Sequence[Mapping[str, Any]]:
+        """The runs of a handoff, one for each attempt, in order."""
+
+    async def open_runs(self) -> Sequence[Mapping[str, Any]]:
+        """All runs of all tenants that are not final, deepest first."""
+
+    async def open_handoffs(self) -> Sequence[Mapping[str, Any]]:
+        """All handoffs of all tenants that are not final."""
+
+    async def open_calls(self, tenant: str, run_id: str) -> Sequence[Mapping[str, Any]]:
+        """Tool calls of a run that have no result: `id`, `provider_call_id`, `tool`, `step`, `sub`, and as
+        `memory_seq` the number of the assistant message that asks."""

@@ -1,0 +1,358 @@
+"""RunSupervisor: which runs are in the air, who waits for them, who dies with whom.
+
+Owns the asyncio task of every run. Knows neither HTTP nor the store.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from app.agent import events
+from app.agent.errors import Conflict, NotFound, Unavailable
+from app.agent.events import Event, Masker, Recorder
+from app.agent.handoff import Handoffs
+from app.agent.ids import new_id
+from app.agent.runner import LiveRun, RunnerParts, SubAgentRunner
+from app.agent.runs import (
+    Run,
+    RunOutcome,
+    RunRequest,
+    RunStatus,
+    Session,
+    SessionCounters,
+)
+
+log = logging.getLogger(__name__)
+
+NAME_CHARS = 64
+INTERRUPT_S = 5.0  # for runs that are interrupted to end; a tool may be deaf
+IDLE_SESSIONS = 10_000  # whose numbers are kept at hand
+ENDED_RUNS = 5_000  # that are found without a look into the store
+_NOT_WORD = re.compile(r"[^\w-]+")
+
+
+class _Air:
+    """One session's share of what is in the air: its numbers, names and open work."""
+
+    __slots__ = ("closers", "left", "names", "next_ordinal", "open", "session", "worked")
+
+    def __init__(self, session: Session, counters: SessionCounters) -> None:
+        self.session = session
+        self.next_ordinal = counters.next_ordinal
+        self.names = set(counters.names)
+        self.open = 0
+        self.closers = 0  # of `open`: those who wait for all others
+        self.left = asyncio.Event()  # one of the others is done
+        self.worked = False  # something was started since the session was last idle
+
+
+class _Flight:
+    """A run, its task, and who waits for it."""
+
+    __slots__ = ("children", "done", "live", "task")
+
+    def __init__(self, live: LiveRun) -> None:
+        self.live = live
+        self.task: asyncio.Task[None] | None = None
+        self.done: asyncio.Future[RunOutcome] = asyncio.get_running_loop().create_future()
+        self.children: set[str] = set()
+
+
+class RunSupervisor:
+    """The launcher of every run (port `Launcher`). One per process."""
+
+    def __init__(self, parts: RunnerParts, on_idle: Callable[[str], None]) -> None:
+        self._recorder: Recorder = parts.recorder
+        self._masker: Masker = parts.masker
+        self._runner = SubAgentRunner(parts, self)
+        self._on_idle = on_idle
+        self._flights: dict[str, _Flight] = {}
+        self._sessions: OrderedDict[str, _Air] = OrderedDict()
+        self._memories: set[str] = set()
+        self._ended: OrderedDict[str, tuple[Run, int | None]] = OrderedDict()
+        self._endings: set[asyncio.Task[None]] = set()
+        self._timeouts: set[asyncio.Task[tuple[str, ...]]] = set()
+        self._stopping = False
+
+    @property
+    def handoffs(self) -> Handoffs:
+        """The delegation core, for delegations without a parent run."""
+        return self._runner.handoffs
+
+    @property
+    def in_flight(self) -> int:
+        """How many runs are open."""
+        return len(self._flights)
+
+    # ── sessions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def knows(self, session_id: str) -> bool:
+        """Whether the session's numbers are at hand: it has open work here, or had some not long ago."""
+        return session_id in self._sessions
+
+    def busy(self, session_id: str) -> bool:
+        """Whether the session has open work."""
+        air = self._sessions.get(session_id)
+        return air is not None and air.open > 0
+
+    def forget(self, session_id: str) -> None:
+        """The session was changed or deleted: its numbers are read again."""
+        if not self.busy(session_id):
+            self._sessions.pop(session_id, None)
+
+    @contextmanager
+    def work(self, session: Session, counters: SessionCounters) -> Iterator[None]:
+        """Keep a session open while a caller prepares or awaits work in it; afterwards it may become idle."""
+        air = self._sessions.get(session.id)
+        if air is None:
+            air = self._sessions[session.id] = _Air(session, counters)
+        self._sessions.move_to_end(session.id)
+        air.session = session
+        air.open += 1
+        try:
+            yield
+        finally:
+            self._leave(air)
+
+    def _leave(self, air: _Air) -> None:
+        air.open -= 1
+        air.left.set()
+        if air.open:
+            return
+        self.rest(air.session.id)
+        self._on_idle(air.session.id)
+        self._sessions.move_to_end(air.session.id)
+        while len(self._sessions) > IDLE_SESSIONS and not next(iter(self._sessions.values())).open:
+            self._sessions.popitem(last=False)
+
+    def rest(self, session_id: str) -> None:
+        """State that a session is idle, if anything was started in it since it last was; its runs have all ended."""
+        air = self._sessions[session_id]
+        if air.worked:
+            air.worked = False
+            self._recorder.record(air.session, events.SESSION_IDLE, events.SessionIdle())
+
+    @contextmanager
+    def claim(self, memory_id: str) -> Iterator[None]:
+        """Hold a memory for a run that is about to be launched. Raises `Conflict` when it is in use.
+
+        The run that `launch` starts inside takes the claim over.
+        """
+        if memory_id in self._memories:
+            raise Conflict(
+                "the session has a run that is not finished: wait for it, cancel it, or use another session",
+                code="session_busy",
+            )
+        self._memories.add(memory_id)
+        try:
+            yield
+        finally:
+            if not any(flight.live.run.memory_id == memory_id for flight in self._flights.values()):
+                self._memories.discard(memory_id)
+
+    def name(self, session: Session, wanted: str | None) -> str:
+        """A readable name for a subagent, unique in the session."""
+        names = self._sessions[session.id].names
+        base = _NOT_WORD.sub("_", self._masker.text(wanted or "")).strip("_")[:NAME_CHARS]
+        candidate = base or f"sub_{secrets.token_hex(4)}"
+        number = 1
+        while candidate in names:
+            number += 1
+            candidate = f"{base}_{number}" if base else f"sub_{secrets.token_hex(4)}"
+        names.add(candidate)
+        return candidate
+
+    # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def launch(self, request: RunRequest) -> Run:
+        """Record the run as queued and start its task. The session must be kept open by `work`."""
+        if self._stopping:
+            raise Unavailable("the service is stopping: start the run again in a moment", code="stopping")
+        air = self._sessions[request.session.id]
+        run = _run(request, air.next_ordinal)
+        air.next_ordinal += 1
+        air.open += 1
+        air.worked = True
+        flight = self._flights[run.id] = _Flight(LiveRun(run, request))
+        if request.parent is not None and request.parent.id in self._flights:
+            self._flights[request.parent.id].children.add(run.id)
+        self._recorder.record(run, events.RUN_QUEUED, _queued(run, request))
+        flight.task = asyncio.create_task(self._fly(flight, air), name=f"run {run.id}")
+        flight.task.add_done_callback(lambda _: self._landed(flight, air))
+        return run
+
+    async def _fly(self, flight: _Flight, air: _Air) -> None:
+        await self._runner.run(flight.live, lambda: self._time_out(flight.live.run.id))
+        # Here and not in a callback of the task: that the session is idle is recorded in one breath with the run's end,
+        # so that no crash comes between the two.
+        self._landed(flight, air)
+
+    def _landed(self, flight: _Flight, air: _Air) -> None:
+        """The run is final. Called a second time when its task has ended, since one that never began ends so."""
+        if flight.done.done():
+            return
+        live = flight.live
+        self._runner.abandon(live)
+        run = live.run
+        self._flights.pop(run.id, None)
+        self._ended[run.id] = (run, live.ended.seq if live.ended is not None else None)
+        if len(self._ended) > ENDED_RUNS:
+            self._ended.popitem(last=False)
+        self._memories.discard(run.memory_id)
+        assert live.outcome is not None  # abandon() saw to it
+        parent = self._flights.get(run.parent_id or "")
+        if parent is not None:
+            parent.children.discard(run.id)
+            parent.live.control.settle(live.outcome)
+        flight.done.set_result(live.outcome)
+        self._leave(air)
+
+    async def wait(self, run_id: str) -> RunOutcome:
+        """Wait until the run is final. Cancelling the waiter does not touch the run."""
+        return await asyncio.shield(self._flight(run_id).done)
+
+    def find(self, run_id: str) -> tuple[Run, int | None] | None:
+        """A run that is open in this process or was not long ago, with the number of its final event."""
+        flight = self._flights.get(run_id)
+        return self._ended.get(run_id) if flight is None else (flight.live.run, None)
+
+    def flying(self, run_id: str) -> bool:
+        """Whether the run is open in this process."""
+        return run_id in self._flights
+
+    async def settled(self, run_id: str) -> RunOutcome:
+        """Wait until the run is final and its final state is committed: then the outside may be told."""
+        flight = self._flight(run_id)
+        outcome = await asyncio.shield(flight.done)
+        ended: Event | None = flight.live.ended
+        if ended is not None:
+            await self._recorder.committed(ended)
+        return outcome
+
+    def _flight(self, run_id: str) -> _Flight:
+        flight = self._flights.get(run_id)
+        if flight is None:
+            raise NotFound(f"run {run_id} is not in the air")
+        return flight
+
+    async def cancel(self, run_id: str, *, status: RunStatus = RunStatus.CANCELLED) -> tuple[str, ...]:
+        """End a run and its subtree, children first; returns the runs that this call ended. What lies below a run
+        whose time is over is cancelled: its own time is not.
+
+        The work is done in a task of its own: a caller that goes away must not leave a tree half cancelled.
+        """
+        if run_id not in self._flights:
+            return ()
+        ordered = list(self._subtree(run_id))
+        mine = []
+        for flight in ordered:  # all are told first, so that no ending child sets its parent going again
+            if flight.live.control.requested is None and flight.live.outcome is None:
+                below = flight is not ordered[0] and status is RunStatus.TIMED_OUT
+                flight.live.control.requested = RunStatus.CANCELLED if below else status
+                mine.append(flight)
+        ending = asyncio.create_task(self._end_all(ordered, mine), name=f"cancel {run_id}")
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        await asyncio.shield(ending)
+        return tuple(flight.live.run.id for flight in mine)
+
+    @staticmethod
+    async def _end_all(ordered: list[_Flight], mine: list[_Flight]) -> None:
+        """Cancel each once and wait for its end; a second cancel would break off its clean-up."""
+        for flight in reversed(ordered):
+            if flight in mine and flight.task is not None:
+                flight.task.cancel()
+            await asyncio.shield(flight.done)
+
+    def _subtree(self, run_id: str) -> Iterator[_Flight]:
+        """The run and everything below it, parents first."""
+        flight = self._flights.get(run_id)
+        if flight is not None:
+            yield flight
+            for child in sorted(flight.children):
+                yield from self._subtree(child)
+
+    def _time_out(self, run_id: str) -> None:
+        ending = asyncio.create_task(self.cancel(run_id, status=RunStatus.TIMED_OUT), name=f"time out {run_id}")
+        self._timeouts.add(ending)  # or it may be collected while it runs
+        ending.add_done_callback(self._timeouts.discard)
+
+    async def cancel_session(self, session_id: str) -> tuple[str, ...]:
+        """End everything that is in the air in a session."""
+        ended: list[str] = []
+        while roots := [
+            f.live.run.id
+            for f in self._flights.values()
+            if f.live.run.session_id == session_id and f.live.run.parent_id not in self._flights
+        ]:
+            for run_id in roots:
+                ended.extend(await self.cancel(run_id))
+        return tuple(ended)
+
+    async def settle(self, session_id: str) -> None:
+        """End everything in a session that the caller keeps open by `work`, and wait until everybody else who does so
+        is done; several callers do not wait for each other. Afterwards the session has been said to be idle."""
+        air = self._sessions[session_id]
+        air.closers += 1
+        try:
+            await self.cancel_session(session_id)
+            while air.open > air.closers:
+                air.left.clear()
+                await air.left.wait()
+                await self.cancel_session(session_id)
+        finally:
+            air.closers -= 1
+        self.rest(session_id)
+
+    async def close(self, grace_s: float) -> None:
+        """Stop launching, let runs finish within the grace, interrupt the rest."""
+        self._stopping = True
+        waiting = [flight.done for flight in self._flights.values()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=grace_s)
+        roots = [f.live.run.id for f in self._flights.values() if f.live.run.parent_id not in self._flights]
+        ends = [asyncio.create_task(self.cancel(run_id, status=RunStatus.INTERRUPTED)) for run_id in roots]
+        if ends:
+            await asyncio.wait(ends, timeout=INTERRUPT_S)
+        if self._flights:  # a tool that swallows its cancellation must not keep the process
+            log.error("these runs do not end and are left behind: %s", ", ".join(self._flights))
+
+
+def _run(request: RunRequest, ordinal: int) -> Run:
+    parent = request.parent
+    memory = request.memory
+    return Run(
+        id=new_id("run"),
+        session_id=request.session.id,
+        tenant=request.session.tenant,
+        memory_id=request.memory_id or new_id("mem"),
+        turn=memory.next_turn if memory else 0,
+        ordinal=ordinal,
+        depth=request.depth,
+        path=(*(parent.path if parent else ()), ordinal),
+        agent=request.definition.name,
+        name=request.name,
+        parent_id=parent.id if parent else None,
+        parent_call_id=request.parent_call_id,
+        handoff_id=request.handoff_id,
+    )
+
+
+def _queued(run: Run, request: RunRequest) -> events.RunQueued:
+    return events.RunQueued(
+        memory_id=run.memory_id,
+        turn=run.turn,
+        handoff_id=run.handoff_id,
+        parent_call_id=run.parent_call_id,
+        attempt=run.attempt,
+        epoch=run.epoch,
+        input=request.task,
+        max_steps=request.max_steps,
+        model=request.definition.model or request.model or request.session.model,
+        deadline_ms=request.deadline_ms or None,
+        timeout_ms=request.timeout_ms or None,
+    )

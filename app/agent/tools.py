@@ -1,0 +1,203 @@
+"""Something that an agent can do: its description, its call, and the whitelist that holds it.
+
+Knows no concrete tool.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from app.agent.errors import InvalidArguments
+from app.agent.messages import ToolCall
+from app.agent.runs import Run, Session
+
+DEFAULT_TIMEOUT_MS = 60_000
+PREVIEW = 200  # characters of wrong arguments that are shown back to the model
+
+
+class Interrupt(StrEnum):
+    """What a cancelled run does with a tool that is running (spec 7.4)."""
+
+    CANCEL = "cancel"
+    BLOCK = "block"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """What a model and the loop must know of a tool. `parameters` is the JSON Schema of its arguments (an object).
+    `built_in`: comes with the service, so that it may be granted where a definition names no tools.
+
+    `read_only`: no effect, may be repeated. `concurrency_safe`: may run beside others. `timeout_ms` 0: no limit.
+    `raw_arguments`: the call gets the argument text unparsed and unvalidated (delegation tools of spec 3.1).
+    `delegation`: starts agents. `accepts`: the schema that calls are validated against where it is wider than what
+    the model is shown.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    read_only: bool = False
+    concurrency_safe: bool = False
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
+    interrupt: Interrupt = Interrupt.CANCEL
+    raw_arguments: bool = False
+    delegation: bool = False
+    built_in: bool = False
+    accepts: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What a call gave. `status` is that of the `tool.result` event; errors are data, not exceptions."""
+
+    content: str
+    is_error: bool = False
+    status: str = "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """Where a call happens. It offers no way to start agents: delegation tools get theirs by construction.
+
+    `workspace` is the directory that file tools are confined to. `deadline` is on the clock of the event loop, None
+    for none. `progress` shows a piece of text to whoever watches.
+    """
+
+    session: Session
+    run: Run
+    step: int
+    call_id: str
+    workspace: Path
+    deadline: float | None
+    progress: Callable[[str], None]
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the deadline, at least 0; None when there is none."""
+        if self.deadline is None:
+            return None
+        return max(0.0, self.deadline - asyncio.get_running_loop().time())
+
+
+class Tool(Protocol):
+    """One tool. `call` may raise `ToolError` with a text for the model; anything else is a fault of the tool."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """Its description; the same object on every access."""
+
+    async def call(self, arguments: Any, context: ToolContext) -> ToolResult:
+        """Run it. `arguments` is the validated object, or the raw text when the spec says `raw_arguments`."""
+
+
+class SchemaChecker(Protocol):
+    """Validates values against JSON Schema."""
+
+    def check(self, schema: Mapping[str, Any], value: Any) -> str | None:
+        """None when the value is valid, otherwise what is wrong and where, in words for a model."""
+
+
+def validated(spec: ToolSpec, call: ToolCall, checker: SchemaChecker) -> Any:
+    """What a tool is called with: the object that satisfies its schema, or the raw text where it wants that.
+
+    Raises `InvalidArguments` that says what is wrong; nothing is guessed or repaired.
+    """
+    if spec.raw_arguments:
+        return call.raw
+    schema = spec.accepts or spec.parameters
+    arguments = call.arguments if call.arguments is not None else _encoded_twice(call.raw)
+    if arguments is None:
+        raise InvalidArguments(
+            f"The arguments of {call.name} were not run: {call.problem or 'they are no JSON object'}. "
+            f"You sent: {call.raw[:PREVIEW]!r}. Send one JSON object for this schema: {_brief(spec.parameters)}"
+        )
+    problem = checker.check(schema, arguments)
+    if problem is None:
+        return arguments
+    unwrapped = _unwrapped(schema, arguments)
+    if unwrapped is not None and checker.check(schema, unwrapped) is None:
+        return unwrapped
+    raise InvalidArguments(f"Invalid arguments for {call.name}: {problem}")
+
+
+def _brief(schema: Any) -> str:
+    """Property names with their types: enough to repair a call."""
+    required = set(schema.get("required", ()))
+    parts = [
+        f"{name}{'' if name in required else '?'}: {prop.get('type', 'any') if isinstance(prop, dict) else 'any'}"
+        for name, prop in schema.get("properties", {}).items()
+    ]
+    return "{" + ", ".join(parts) + "}"
+
+
+def _unwrapped(schema: Any, arguments: Any) -> Any:
+    """Arguments with values that were JSON-encoded twice decoded once, where the schema wants an object or array.
+
+    None when nothing of that kind is there. Strings that the schema wants as strings are never touched.
+    """
+    changed = {}
+    for name, value in arguments.items():
+        wanted = schema.get("properties", {}).get(name, {}).get("type")
+        if isinstance(value, str) and wanted in ("array", "object"):
+            changed[name] = _decoded(value)
+    return {**arguments, **changed} if changed else None
+
+
+def _encoded_twice(raw: str) -> Any:
+    """The object inside arguments that are a JSON string holding an object; None for anything else."""
+    text = _decoded(raw)
+    inner = _decoded(text) if isinstance(text, str) else None
+    return inner if isinstance(inner, dict) else None
+
+
+def _decoded(text: str) -> Any:
+    """The value of a JSON text; None when it is none."""
+    try:
+        return json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+class ToolRegistry(Mapping[str, Tool]):
+    """An immutable whitelist of tools by name; the order is that in which a model sees them."""
+
+    __slots__ = ("_specs", "_tools")
+
+    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+        self._tools = {tool.spec.name: tool for tool in tools}
+        self._specs = tuple(tool.spec for tool in self._tools.values())
+
+    def __getitem__(self, name: str) -> Tool:
+        return self._tools[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tools)
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The specs in order; the same tuple on every access, so that encoders may cache by identity."""
+        return self._specs
+
+    def select(self, names: Iterable[str]) -> "ToolRegistry":
+        """The tools of these names that exist here, in the order of the names."""
+        return ToolRegistry(self._tools[name] for name in dict.fromkeys(names) if name in self._tools)
+
+    def without(self, names: Iterable[str]) -> "ToolRegistry":
+        """All but these."""
+        gone = set(names)
+        return ToolRegistry(tool for name, tool in self._tools.items() if name not in gone)
+
+
+def default_tools(registry: ToolRegistry) -> tuple[str, ...]:
+    """What an agent has that names no tools and has no parent run: the read-only built-in ones (spec 7.2)."""
+    return tuple(spec.name for spec in registry.specs if spec.read_only and spec.built_in)

@@ -1,0 +1,90 @@
+"""Questions to the audit trail, as query parameters."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, Query
+from starlette.responses import Response
+
+from app.api.deps import Asked
+from app.api.pages import Cursor, Limit, answer
+from app.api.schemas.requests import microseconds
+from app.sessions.audit import MessageFilter
+from app.sessions.views import message_view
+
+Role = Literal["system", "user", "assistant", "tool"]
+Agent = Annotated[str | None, Query(description="Of this agent.")]
+Tool = Annotated[str | None, Query(description="Results of this tool.")]
+RunId = Annotated[str | None, Query(description="Of this run.")]
+Since = Annotated[datetime | None, Query(description="From this time on (RFC 3339).")]
+Until = Annotated[datetime | None, Query(description="Before this time (RFC 3339).")]
+Order = Annotated[Literal["oldest", "newest"] | None, Query(description="Which come first.")]
+Count = Annotated[bool, Query(description="Count them too, up to 10,001.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """Which messages, whosever they are; `order` None: that of the route."""
+
+    filters: MessageFilter
+    order: Literal["oldest", "newest"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Which page of the answer."""
+
+    cursor: str | None
+    limit: int
+    count: bool
+
+
+async def _narrowed(
+    agent: Agent = None,
+    role: Role | None = None,
+    tool: Tool = None,
+    since: Since = None,
+    until: Until = None,
+    order: Order = None,
+) -> Narrowed:
+    filters = MessageFilter(
+        agent=agent,
+        role=role,
+        tool=tool,
+        since=None if since is None else microseconds(since),
+        until=None if until is None else microseconds(until),
+    )
+    return Narrowed(filters, order)
+
+
+async def _paged(cursor: Cursor = None, limit: Limit = 50, count: Count = False) -> Paged:
+    return Paged(cursor, limit, count)
+
+
+Narrowing = Annotated[Narrowed, Depends(_narrowed)]
+Paging = Annotated[Paged, Depends(_paged)]
+
+
+async def messages(
+    asked: Asked,
+    narrowed: Narrowed,
+    paged: Paged,
+    *,
+    session_id: str | None = None,
+    run_id: str | None = None,
+    newest_first: bool = False,
+) -> Response:
+    """A page of messages."""
+    filters = replace(
+        narrowed.filters,
+        session_id=session_id,
+        run_id=run_id,
+        newest_first=newest_first if narrowed.order is None else narrowed.order == "newest",
+    )
+    await asked.services.journal.settle()  # what has happened is to be in the answer
+    page = await asked.services.audit.messages(asked.tenant, filters, cursor=paged.cursor, limit=paged.limit)
+    shown: dict[str, Any] = {"items": [message_view(row) for row in page.items], "next": page.next}
+    if paged.count:
+        shown["count"] = await asked.services.audit.count(asked.tenant, filters)
+    return answer(shown)

@@ -1,0 +1,56 @@
+"""Ready answers: JSON from values, pages from lists, and cursors that say nothing to a client."""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import Query
+from starlette.responses import Response
+
+from app.agent.errors import InvalidRequest
+from app.wire import encode
+
+Limit = Annotated[int, Query(ge=1, le=500, description="How many, at most.")]
+Cursor = Annotated[str | None, Query(description="`next` of the page before.")]
+WaitMs = Annotated[int, Query(ge=0, le=60_000, description="How long to wait for something new.")]
+JSON = "application/json"
+
+
+def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A value as JSON."""
+    return Response(encode(value), status, headers, JSON)
+
+
+def page_of(items: Sequence[bytes], following: str | None) -> Response:
+    """A page of items that are JSON already."""
+    return Response(b'{"items":[%b],"next":%b}' % (b",".join(items), encode(following)), media_type=JSON)
+
+
+def part_of(items: Sequence[Any], cursor: str | None, limit: int) -> dict[str, Any]:
+    """A page of a list that is at hand as a whole."""
+    first = number_of(cursor)
+    last = first + limit
+    return {"items": items[first:last], "next": cursor_after(last) if last < len(items) else None}
+
+
+def cursor_after(number: int) -> str:
+    """The cursor of the page that begins behind a number."""
+    return base64.urlsafe_b64encode(b"n%d" % number).rstrip(b"=").decode()
+
+
+def number_of(cursor: str | None) -> int:
+    """The number in a cursor, 0 without one. Raises `InvalidRequest` for one that is none of ours."""
+    if cursor is None:
+        return 0
+    try:
+        text = base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
+        if text[:1] == b"n" and text[1:].isdigit():
+            return int(text[1:])
+    except (ValueError, binascii.Error):
+        pass
+    raise InvalidRequest(
+        f"cursor {cursor[:80]!r} does not belong to this list: pass `next` of the page before, or leave it out",
+        code="invalid_cursor",
+        errors=[{"at": "cursor", "message": "not a cursor of this list"}],
+    )

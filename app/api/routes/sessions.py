@@ -1,0 +1,160 @@
+"""Sessions: make, list, change, close and delete them, start turns, look at what happens in them."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from app.agent.errors import InvalidRequest, Unsupported
+from app.api import sse
+from app.api.audit_query import Narrowed, Narrowing, Paging, RunId, messages
+from app.api.deps import Asked, Reading, Running, Starting
+from app.api.docs import new_router, problems
+from app.api.pages import Cursor, Limit, answer, cursor_after, number_of
+from app.api.routes.runs import STARTED, run_answer
+from app.api.schemas import answers
+from app.api.schemas.requests import RunBody, SessionBody, SessionPatch
+from app.sessions.audit import MessageFilter
+from app.sessions.views import message_view, run_view
+from app.wire import encode
+
+router = new_router("sessions")
+
+NDJSON = "application/x-ndjson"
+_READ = problems(404)
+_CHANGE = problems(400, 404, 409, 413, 415, 503)
+
+
+@router.post("/v1/sessions/{session_id}/runs", status_code=202, response_model=answers.StartedRun, responses=STARTED)
+async def start_turn(request: Request, asked: Starting, session_id: str, body: RunBody) -> Response:
+    """Start a turn: a run of the lead agent over the conversation so far."""
+    streaming = sse.wants_stream(request, default=False)
+    if streaming:
+        sse.check_room(asked)
+    started = await asked.services.sessions.start(asked.tenant, session_id, body.run())
+    return await run_answer(request, asked, started, streaming=streaming)
+
+
+@router.get(
+    "/v1/sessions/{session_id}/events",
+    response_model=answers.EventPage,
+    responses=sse.ANSWERS,
+    openapi_extra=sse.SESSION_QUERY,
+)
+async def get_session_events(request: Request, asked: Reading, session_id: str) -> Response:
+    """Everything that happens in a session, of all runs of all depths, in order."""
+    look = sse.look_of(request, sse.SessionStreamQuery)
+    view = await asked.services.sessions.session_stream(asked.tenant, session_id, until_idle=look.until_idle)
+    return await sse.events(request, asked, view, look)
+
+
+@router.post("/v1/sessions", status_code=201, response_model=answers.Session, responses=_CHANGE)
+async def create_session(asked: Starting, body: SessionBody) -> Response:
+    """Make a session; all fields may be left out."""
+    session = await asked.services.sessions.create(asked.tenant, body.session())
+    return answer(session, 201, {"Location": f"/v1/sessions/{session['id']}"})
+
+
+@router.get("/v1/sessions", response_model=answers.SessionPage, responses=problems())
+async def list_sessions(asked: Reading, cursor: Cursor = None, limit: Limit = 50) -> Response:
+    """Sessions, newest first."""
+    return answer(await asked.services.sessions.sessions(asked.tenant, cursor, limit))
+
+
+@router.get("/v1/sessions/{session_id}", response_model=answers.Session, responses=_READ)
+async def get_session(asked: Reading, session_id: str) -> Response:
+    """One session."""
+    return answer(await asked.services.sessions.session(asked.tenant, session_id))
+
+
+@router.patch("/v1/sessions/{session_id}", response_model=answers.Session, responses=_CHANGE)
+async def update_session(asked: Running, session_id: str, body: SessionPatch) -> Response:
+    """Change title and metadata; `{"closed": true}` ends the session for good."""
+    asked.services.need_store()
+    changed = await asked.services.sessions.update(
+        asked.tenant, session_id, body.changes(), close=body.closed is not None
+    )
+    return answer(changed)
+
+
+@router.delete("/v1/sessions/{session_id}", status_code=204, responses=problems(404, 503))
+async def delete_session(asked: Running, session_id: str) -> Response:
+    """Cancel everything in a session, close it and erase its data."""
+    asked.services.need_store()
+    await asked.services.sessions.delete(asked.tenant, session_id)
+    return Response(status_code=204)
+
+
+@router.post("/v1/sessions/{session_id}/cancel", response_model=answers.Cancelled, responses=problems(404))
+async def cancel_session(asked: Running, session_id: str) -> Response:
+    """Cancel every run of a session; the answer says which ones this stopped."""
+    return answer(await asked.services.sessions.cancel_session(asked.tenant, session_id))
+
+
+@router.get("/v1/sessions/{session_id}/runs", response_model=answers.RunPage, responses=_READ)
+async def list_turns(asked: Reading, session_id: str, cursor: Cursor = None, limit: Limit = 50) -> Response:
+    """The turns of a session, in order; `tree` shows the runs below them."""
+    after = number_of(cursor)
+    rows = await asked.services.sessions.runs(asked.tenant, session_id)
+    turns = [row for row in rows if row["depth"] == 0 and row["ordinal"] > after]
+    more = len(turns) > limit
+    following = cursor_after(turns[limit - 1]["ordinal"]) if more else None
+    return answer({"items": [run_view(row) for row in turns[:limit]], "next": following})
+
+
+@router.get("/v1/sessions/{session_id}/tree", response_model=answers.Tree, responses=_READ)
+async def get_tree(asked: Reading, session_id: str) -> Response:
+    """All runs of a session under those that started them, with what they used."""
+    return answer(await asked.services.sessions.tree(asked.tenant, session_id))
+
+
+@router.get("/v1/sessions/{session_id}/messages", response_model=answers.MessagePage, responses=_READ)
+async def get_session_messages(
+    asked: Reading, session_id: str, narrowed: Narrowing, paged: Paging, run_id: RunId = None
+) -> Response:
+    """What was said in a session, at every depth."""
+    await asked.services.sessions.known(asked.tenant, session_id)
+    return await messages(asked, narrowed, paged, session_id=session_id, run_id=run_id)
+
+
+@router.get(
+    "/v1/sessions/{session_id}/export",
+    responses={
+        200: {"description": "One message a line.", "content": {NDJSON: {"schema": {"type": "string"}}}},
+        **_READ,
+    },
+)
+async def export_session(
+    asked: Reading,
+    session_id: str,
+    narrowed: Narrowing,
+    form: Annotated[str, Query(alias="format", description="ndjson")] = "ndjson",
+) -> Response:
+    """All messages of a session as a stream of lines, read from the store page by page."""
+    if form == "csv":
+        raise Unsupported("format csv is not carried out by this version: use ndjson", errors=[_FORMAT])
+    if form != "ndjson":
+        raise InvalidRequest(f"format {form!r}: there is ndjson", errors=[_FORMAT])
+    await asked.services.sessions.known(asked.tenant, session_id)
+    await asked.services.journal.settle()
+    headers = {"Content-Disposition": f'attachment; filename="{session_id}.ndjson"'}
+    return StreamingResponse(_lines(asked, session_id, narrowed), headers=headers, media_type=NDJSON)
+
+
+_FORMAT = {"at": "format", "message": "ndjson"}
+
+
+async def _lines(asked: Asked, session_id: str, narrowed: Narrowed) -> AsyncIterator[bytes]:
+    given = narrowed.filters
+    filters = MessageFilter(
+        session_id=session_id,
+        agent=given.agent,
+        role=given.role,
+        tool=given.tool,
+        since=given.since,
+        until=given.until,
+        newest_first=narrowed.order == "newest",
+    )
+    async for rows in asked.services.audit.export(asked.tenant, filters):
+        yield b"".join(encode(message_view(row)) + b"\n" for row in rows)

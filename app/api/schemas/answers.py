@@ -1,0 +1,262 @@
+"""What clients get, for OpenAPI: the routes answer with ready bytes, so that these models cost nothing on the way.
+A test holds them and the real answers together."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RunStatus = Literal[
+    "queued", "running", "waiting", "completed", "failed", "cancelled", "timed_out", "interrupted"
+]  # fmt: skip
+HandoffStatus = Literal[
+    "running", "completed", "failed", "cancelled", "timed_out", "interrupted", "fallback", "denied"
+]  # fmt: skip
+
+
+class Answer(BaseModel):
+    """Fields may be added in later versions."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ErrorPlace(Answer):
+    """One thing that is wrong with a request."""
+
+    at: str = Field(description="The field, such as `agents[0].name`; empty: the whole.")
+    message: str
+
+
+class Problem(Answer):
+    """RFC 9457. `code` is stable; further fields depend on it."""
+
+    type: str = Field(description="`/problems/<slug>`")
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: list[ErrorPlace] | None = None
+
+
+class Failure(Answer):
+    """Why a run or delegation failed."""
+
+    code: str
+    message: str
+
+
+class Usage(Answer):
+    """Tokens; cached and reasoning tokens are parts of the totals."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    model_calls: int
+
+
+class Activity(Answer):
+    """How often a tool was used."""
+
+    name: str
+    calls: int
+    total_ms: int
+
+
+class Session(Answer):
+    """A session. What it was configured with stands beside these fields as it was sent."""
+
+    id: str
+    agent: str | None
+    status: Literal["active", "idle", "closed"]
+    title: str | None
+    user: str | None
+    metadata: dict[str, Any]
+    created_at: str
+    updated_at: str | None
+    closed_at: str | None
+    last_event_id: int
+
+
+class Run(Answer):
+    """A run; what is not known yet is null."""
+
+    id: str
+    session_id: str
+    memory_id: str
+    run: int = Field(description="Its ordinal in the session.")
+    turn: int
+    depth: int
+    path: list[int]
+    agent: str
+    name: str | None
+    parent_run_id: str | None
+    parent_call_id: str | None
+    handoff_id: str | None
+    attempt: int
+    status: RunStatus
+    wait_reason: str | None
+    stop_reason: str | None
+    input: str
+    output: str | None
+    error: Failure | None
+    steps: int | None
+    max_steps: int | None
+    model: str | None
+    tools: list[str] | None
+    forced: bool | None
+    partial: bool | None
+    usage: Usage | None
+    usage_total: Usage | None = Field(description="With the runs below it.")
+    activity: list[Activity] | None
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    duration_ms: int | None
+
+
+class StartedRun(Answer):
+    """A run just started; `GET /v1/runs/{id}` shows the rest."""
+
+    id: str
+    session_id: str
+    memory_id: str
+    run: int
+    turn: int
+    depth: int
+    agent: str
+    status: RunStatus
+    events: str = Field(description="The path of its event stream.")
+    after: int = Field(description="Its events follow after this id.")
+
+
+class TreeNode(Run):
+    """A run with the runs that it started."""
+
+    children: list["TreeNode"]
+
+
+class Tree(Answer):
+    """All runs of a session."""
+
+    session_id: str
+    runs: list[TreeNode]
+    usage_total: Usage
+
+
+class Cancelled(Answer):
+    """Which runs a cancel stopped."""
+
+    cancelled: list[str]
+
+
+class CancelledRun(Cancelled):
+    """Which runs a cancel stopped, and how the run ended."""
+
+    id: str
+    status: RunStatus
+
+
+class Delegation(Answer):
+    """A delegation with the result of its last attempt."""
+
+    handoff_id: str
+    session_id: str
+    run_id: str | None
+    run_ids: list[str]
+    agent: str
+    name: str
+    tool: str
+    depth: int
+    session_mode: str
+    status: HandoffStatus
+    attempts: int
+    output: str | None
+    error: Failure | None
+    steps: int | None
+    usage: Usage | None
+    usage_total: Usage | None
+    forced: bool
+    partial: bool
+    stop_reason: str | None
+    activity: list[Activity] | None
+    started_at: str
+    ended_at: str | None
+    duration_ms: int | None
+
+
+class Message(Answer):
+    """A message of the audit log. The order within a memory is `memory_seq`."""
+
+    id: str
+    seq: int = Field(description="The id of its event.")
+    session_id: str
+    memory_id: str
+    memory_seq: int
+    run_id: str | None
+    agent: str | None
+    name: str | None
+    is_subagent: bool
+    depth: int
+    turn: int
+    step: int
+    sub: int
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    reasoning: str | None
+    tool_calls: list[dict[str, Any]] | None
+    tool_call_id: str | None
+    tool: str | None
+    is_error: bool | None
+    tokens: int | None
+    metadata: dict[str, Any] | None
+    ts: str
+
+
+class Event(Answer):
+    """A durable event; `GET /v1/events/schema` describes `data` for every type."""
+
+    id: int
+    type: str
+    v: int
+    ts: str
+    session_id: str
+    run_id: str | None = None
+    run: int | None = None
+    parent_run_id: str | None = None
+    agent: str | None = None
+    name: str | None = None
+    depth: int | None = None
+    path: list[int] | None = None
+    step: int | None = None
+    data: dict[str, Any]
+
+
+class Page(Answer):
+    """A part of a list; `next` is the cursor of the next part, null: this was the last."""
+
+    next: str | None
+
+
+class SessionPage(Page):
+    """Sessions, newest first."""
+
+    items: list[Session]
+
+
+class RunPage(Page):
+    """The turns of a session, in order."""
+
+    items: list[Run]
+
+
+class MessagePage(Page):
+    """Messages. `count` only when it was asked for; it stops at 10,001."""
+
+    items: list[Message]
+    count: int | None = None
+
+
+class EventPage(Page):
+    """Events; `next` is the value of `after` for the next question, null once the view has ended."""
+
+    items: list[Event]

@@ -1,0 +1,253 @@
+"""A directory that paths from outside cannot leave: every access goes through one held handle.
+
+Knows nothing of tools or models, but its errors are worded so that a model can read them.
+"""
+
+import errno
+import os
+import stat
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from app.boxes.beneath import Opener, best_opener
+
+# Non-blocking: opening a FIFO that nobody writes to would wait for ever.
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_SHOWN_CHARS = 200
+
+
+class Kind(StrEnum):
+    """What a name in a directory stands for; `OTHER` is a FIFO, socket or device."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    LINK = "link"
+    OTHER = "special file"
+
+
+class BoxError(Exception):
+    """A path cannot be used. The message names the path as it was given and is safe to show to a model."""
+
+
+class OutsideBox(BoxError):
+    """The path leads outside, by itself or through a link."""
+
+
+class NotThere(BoxError):
+    """There is nothing of this name, or the text cannot be a name."""
+
+
+class NotAFile(BoxError):
+    """Something else than a regular file is there; `kind` says what."""
+
+    def __init__(self, path: str, kind: Kind) -> None:
+        super().__init__(f"{shown(path)} is a {kind.value}, not a regular file")
+        self.kind = kind
+
+
+class Unreadable(BoxError):
+    """It is there but cannot be opened: no permission, or the system refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A name found in a directory. `path` is relative to where the listing or walk began; names that are not valid
+    UTF-8 hold surrogate escapes. `kind` is that of the name itself: a link is a LINK, wherever it leads."""
+
+    path: str
+    name: str
+    kind: Kind
+
+
+class Directory:
+    """A confined directory tree.
+
+    Paths are text, relative to the root; an absolute one is accepted when it begins with the root's own path, empty
+    means the root. Links are followed as long as they stay inside. Safe to use from several threads. The handle is
+    closed when the last user lets go of the object, so a cache may drop it at any time.
+    """
+
+    def __init__(self, root: Path, *, opener: Opener | None = None) -> None:
+        """Hold `root`. Raises `NotThere` when it is no directory. `opener` None: the best one here."""
+        try:
+            self._fd = os.open(root, _LIST)
+        except OSError as error:
+            raise NotThere("the workspace directory does not exist or cannot be opened on the server") from error
+        weakref.finalize(self, os.close, self._fd)
+        self._roots = tuple(dict.fromkeys((os.path.abspath(root), os.path.realpath(root))))
+        self._opener = opener or best_opener(self._fd)
+
+    def is_at(self, root: Path) -> bool:
+        """Whether `root` still names this very directory (it may have been removed and made anew)."""
+        try:
+            return os.path.samestat(os.stat(root), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    def relative(self, path: str) -> str:
+        """The path relative to the root, by text alone: `.` for the root itself. Raises `OutsideBox`, `NotThere`."""
+        if "\0" in path:
+            raise NotThere(f"{shown(path)} cannot be a path: it contains a NUL character")
+        if not path.startswith("/"):
+            return path.removeprefix("./").rstrip("/") or "."
+        for root in self._roots:
+            below = root.rstrip("/") + "/"
+            if (path.rstrip("/") + "/").startswith(below):
+                return path[len(below) :].strip("/") or "."
+        raise OutsideBox(f"{shown(path)} is outside the workspace; give a path relative to the workspace")
+
+    def open_file(self, path: str) -> int:
+        """Open a regular file for reading and return its descriptor, which the caller closes.
+
+        Raises `OutsideBox`, `NotThere`, `NotAFile`, `Unreadable`.
+        """
+        fd = self._open(path, _READ)
+        kind = _kind_of(os.fstat(fd).st_mode)
+        if kind is not Kind.FILE:
+            os.close(fd)
+            raise NotAFile(path, kind)
+        return fd
+
+    def kind(self, path: str) -> Kind:
+        """What a path leads to, links followed. Raises `OutsideBox`, `NotThere`, `Unreadable`."""
+        try:
+            fd = self._open(path, _READ)
+        except NotAFile as found:
+            return found.kind
+        try:
+            return _kind_of(os.fstat(fd).st_mode)
+        finally:
+            os.close(fd)
+
+    def scandir(self, path: str = ".") -> list[Entry]:
+        """The names in a directory, sorted. Raises `OutsideBox`, `NotThere`, `Unreadable`."""
+        fd = self._open(path, _LIST)
+        try:
+            return _entries(fd, "", lambda: True)
+        finally:
+            os.close(fd)
+
+    def walk(
+        self,
+        start: str = ".",
+        *,
+        descend: Callable[[str], bool] = lambda path: True,
+        more: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Entry]:
+        """Everything below `start`, each directory before its contents, names sorted; links are yielded, not followed.
+
+        `descend(path)` is asked before a directory is opened; `more()` before each name is read, False ends the walk.
+        What vanishes or cannot be read below `start` is left out. Raises as `scandir` for `start` itself.
+        """
+        top = self._open(start, _LIST)
+        try:
+            pending = _entries(top, "", more)[::-1]
+            while pending:
+                entry = pending.pop()
+                yield entry
+                if entry.kind is Kind.DIRECTORY and descend(entry.path):
+                    pending.extend(reversed(self._below(top, entry.path, more)))
+        finally:
+            os.close(top)
+
+    def _below(self, top: int, path: str, more: Callable[[], bool]) -> list[Entry]:
+        try:
+            fd = self._opener(top, os.fsencode(path), _LIST, follow=False)
+            try:
+                return _entries(fd, path + "/", more)
+            finally:
+                os.close(fd)
+        except OSError:  # gone, forbidden, or replaced by a link since it was listed
+            return []
+
+    def _open(self, path: str, flags: int) -> int:
+        relative = self.relative(path)
+        try:
+            return self._opener(self._fd, os.fsencode(relative), flags)
+        except UnicodeEncodeError:
+            raise NotThere(f"{shown(path)} cannot be a path: it is not valid Unicode") from None
+        except OSError as error:
+            raise _problem(path, error) from None
+
+
+def shown(path: str) -> str:
+    """A path as messages quote it: one line, bounded, without control characters or lone surrogates."""
+    text = path if len(path) <= _SHOWN_CHARS else path[: _SHOWN_CHARS - 1] + "…"
+    return repr(text) if text.isprintable() else ascii(text)
+
+
+def _kind_of(mode: int) -> Kind:
+    if stat.S_ISREG(mode):
+        return Kind.FILE
+    if stat.S_ISDIR(mode):
+        return Kind.DIRECTORY
+    return Kind.LINK if stat.S_ISLNK(mode) else Kind.OTHER
+
+
+def _entries(fd: int, prefix: str, more: Callable[[], bool]) -> list[Entry]:
+    found = []
+    with os.scandir(fd) as names:
+        for name in names:
+            if not more():
+                break
+            found.append(Entry(path=prefix + name.name, name=name.name, kind=_entry_kind(name)))
+    found.sort(key=lambda entry: entry.name)
+    return found
+
+
+def _entry_kind(entry: os.DirEntry[str]) -> Kind:
+    try:
+        if entry.is_symlink():
+            return Kind.LINK
+        if entry.is_dir(follow_symlinks=False):
+            return Kind.DIRECTORY
+        return Kind.FILE if entry.is_file(follow_symlinks=False) else Kind.OTHER
+    except OSError:  # some file systems list names without their kind, and then the look at it can fail
+        return Kind.OTHER
+
+
+def _problem(path: str, error: OSError) -> BoxError:
+    name = shown(path)
+    match error.errno:
+        case errno.EXDEV:
+            return OutsideBox(f"{name} leads outside the workspace")
+        case errno.ELOOP:
+            return NotThere(f"{name} leads through too many links")
+        case errno.ENOENT:
+            return NotThere(f"{name} does not exist in the workspace")
+        case errno.ENOTDIR:
+            return NotThere(f"{name} does not exist in the workspace: a part before the last / is not a directory")
+        case errno.ENAMETOOLONG:
+            return NotThere(f"{name} does not exist in the workspace: the name is too long")
+        case errno.ENXIO | errno.EOPNOTSUPP:  # a socket
+            return NotAFile(path, Kind.OTHER)
+        case errno.EACCES | errno.EPERM:
+            return Unreadable(f"{name} may not be read by the server")
+        case _:
+            return Unreadable(f"{name} cannot be opened: {error.strerror}; try again or use another path")
+
+
+class Directories:
+    """Held directories by root path, the least recently used dropped beyond `limit`. Safe to use from threads."""
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._held: OrderedDict[Path, Directory] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, root: Path) -> Directory:
+        """The directory of this root, opened anew when the path names another one by now. Raises `NotThere`."""
+        with self._lock:
+            directory = self._held.get(root)
+            if directory is None or not directory.is_at(root):
+                directory = self._held[root] = Directory(root)
+            self._held.move_to_end(root)
+            if len(self._held) > self._limit:
+                self._held.popitem(last=False)
+            return directory

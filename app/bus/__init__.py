@@ -1,0 +1,1 @@
+"""How published events reach their readers inside one process."""

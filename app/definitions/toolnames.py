@@ -1,0 +1,209 @@
+"""Which tools a definition names: the forms of such a list, and the names of other services for our tools.
+
+Knows which names this service has or will have; whether a tool is really there is the registry's business.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.definitions.reading import Reading, is_flag, is_scalar, shown, split_at_commas, unique
+
+AGENT = "Agent"  # stands for the delegation tools of whatever surfaces apply (spec 7.2)
+BUILT_IN = frozenset({"read_file", "glob", "grep"})
+LATER = frozenset({"write_file", "edit_file", "run_command", "web_fetch", "load_skill", "note", "read_artifact"})
+SURFACE_TOOLS = frozenset({"dispatch_subagent"})
+LATER_SURFACE_TOOLS = frozenset({"execute_task", "get_task_output", "cancel_task", "list_tasks", "subagent"})
+PER_AGENT_PREFIX = "subagent_"
+_OURS = BUILT_IN | LATER | SURFACE_TOOLS | LATER_SURFACE_TOOLS | {AGENT}
+
+
+def squeezed(name: str) -> str:
+    """A name without what people spell differently: case, `-`, `_` and blanks."""
+    return name.lower().replace("_", "").replace("-", "").replace(" ", "")
+
+
+# Names of Claude Code and opencode; spelled in any case, since both have used several.
+_ALIASES = {squeezed(name): name for name in _OURS} | {
+    "read": "read_file",
+    "write": "write_file",
+    "edit": "edit_file",
+    "multiedit": "edit_file",
+    "ls": "glob",
+    "list": "glob",
+    "bash": "run_command",
+    "webfetch": "web_fetch",
+    "skill": "load_skill",
+    "task": AGENT,
+    "agent": AGENT,
+}
+_EVERYTHING = frozenset({"*", "all", "all tools"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a `tools` key comes to: the whitelist, whom `Agent(…)` names (None: nobody in particular), what a map of
+    flags switches off."""
+
+    names: tuple[str, ...]
+    agents: tuple[str, ...] | None = None
+    denied: tuple[str, ...] = ()
+
+
+def mapped(name: str, known: Iterable[str] | None = None) -> str:
+    """Our name for a tool of another service; a name that a tool here already has stays, an unknown one too."""
+    if name in _OURS or (known is not None and name in known) or name.startswith(PER_AGENT_PREFIX):
+        return name
+    return _ALIASES.get(squeezed(name), name)
+
+
+def is_delegation(name: str) -> bool:
+    """A tool that starts agents, or `Agent`."""
+    return name == AGENT or name in SURFACE_TOOLS | LATER_SURFACE_TOOLS or name.startswith(PER_AGENT_PREFIX)
+
+
+def pieces_of(text: str) -> list[str]:
+    """The names in a text with commas, blanks or lines between them: `Read, Agent(a, b)`, `[Read Grep`, `- Read`."""
+    flat = " ".join(text.split()).replace(" (", "(").replace(";", ",")  # `Agent (a)` is one name
+    pieces: list[str] = []
+    for part in split_at_commas(flat):
+        pieces.extend(_at_blanks(part) if " " in part else [part])
+    return [piece for piece in (piece.strip("\"'`[]{} ") for piece in pieces) if piece not in ("", "-")]
+
+
+def _at_blanks(part: str) -> list[str]:
+    words: list[str] = []
+    depth = 0
+    for word in part.split(" "):
+        if depth > 0:
+            words[-1] += f" {word}"
+        else:
+            words.append(word)
+        depth = max(0, depth + word.count("(") - word.count(")"))
+    return words
+
+
+def read_tools(reading: Reading, key: str, value: Any) -> Grant | None:
+    """The whitelist of a definition. None after an error was stated: no list is ever guessed, so none is widened.
+
+    A tool of a later version is granted in a file, with a remark, so that the file stays as its author wants it; a
+    program is told no. What was stored under another set of tools (`known_tools` None) is taken as it is.
+
+    `*` is every tool that the service has, without delegation, which must be listed (spec 7.2).
+    """
+    if isinstance(value, dict):
+        return _from_flags(reading, key, value)
+    if isinstance(value, list) and not value:
+        return Grant(names=())
+    pieces = _pieces(reading, key, value)
+    if pieces is None:
+        return None
+    if not pieces and isinstance(value, str) and value.strip() == "[]":
+        return Grant(names=())
+    if " ".join(pieces).lower() in _EVERYTHING:
+        return _everything(reading, key, ())
+    return _granted(reading, key, pieces, denied=())
+
+
+def read_denied(reading: Reading, key: str, value: Any) -> tuple[str, ...]:
+    """The names that are taken away. Unknown ones stay in it, and a pattern takes its whole tool away: both are at
+    most too strict."""
+    pieces = _pieces(reading, key, value) or []
+    known = reading.known_tools
+    if any(piece.lower() in _EVERYTHING for piece in pieces):
+        return tuple(sorted(_OURS | (known or frozenset())))
+    names = [mapped(piece.partition("(")[0], known) for piece in pieces]
+    patterns = [piece for piece in pieces if "(" in piece]
+    if patterns:
+        reading.later(key, f"patterns come in a later version, the whole tools are taken away: {_listed(patterns)}")
+    strange = [] if known is None else [name for name in names if not _is_known(name, known) and "*" not in name]
+    if strange:
+        reading.remark(key, f"unknown tools: {_listed(strange)}")
+    return unique(names)
+
+
+def _pieces(reading: Reading, key: str, value: Any) -> list[str] | None:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        value = ", ".join(value)  # a flow list cuts `Agent(a, b)` in two
+    if isinstance(value, str):
+        return pieces_of(str(value))
+    what = shown(value) if is_scalar(value) else "a list of something else"
+    reading.error(key, f"{key} must be a list of tool names or a text with commas, not {what}")
+    return None
+
+
+def _from_flags(reading: Reading, key: str, flags: dict[str, Any]) -> Grant | None:
+    """opencode's form: true grants, false takes away; with nothing but false, everything else is granted."""
+    granted: list[str] = []
+    denied: list[str] = []
+    for name, value in flags.items():
+        flag = value if isinstance(value, bool) else is_flag(value) if isinstance(value, str) else None
+        if flag is None:
+            place = f"{key}.{name}"
+            reading.warn(place, f"{place} must be true or false, not {shown(value)}", "it counts as false")
+        (granted if flag else denied).append(name)
+    gone = unique(mapped(name, reading.known_tools) for name in denied if name != "*")
+    if "*" in granted or (denied and not granted and "*" not in denied):
+        return _everything(reading, key, gone)
+    return _granted(reading, key, granted, denied=gone)
+
+
+def _everything(reading: Reading, key: str, denied: tuple[str, ...]) -> Grant | None:
+    if reading.known_tools is None:
+        reading.error(key, f"{key}: name the tools; which ones '*' would mean is not known here")
+        return None
+    return Grant(names=tuple(sorted(reading.known_tools.difference(denied))), denied=denied)
+
+
+def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[str, ...]) -> Grant | None:
+    names: list[str] = []
+    agents: list[str] | None = None
+    out: dict[str, list[str]] = {"later": [], "mcp": [], "pattern": [], "unknown": []}
+    for piece in pieces:
+        name, bracket, inner = piece.partition("(")
+        name = mapped(name.strip(), reading.known_tools)
+        if is_delegation(name):
+            names.append(name)
+            if bracket and inner.strip(" )") != "*":
+                agents = [*(agents or []), *split_at_commas(inner.strip().removesuffix(")"))]
+        elif bracket:
+            out["pattern"].append(piece)
+        elif name.startswith("mcp__") and name not in (reading.known_tools or ()):
+            out["mcp"].append(name)
+        elif reading.known_tools is None or _is_known(name, reading.known_tools):
+            names.append(name)
+        else:
+            out["unknown"].append(name)
+    if reading.known_tools is not None:
+        out["later"] = [name for name in names if comes_later(name, reading.known_tools)]
+    _state(reading, key, out)
+    if not names:
+        reading.error(key, f"{key} names no tool that exists here; write [] for none, or leave the key out to inherit")
+        return None
+    return Grant(names=unique(names), agents=None if agents is None else unique(agents), denied=denied)
+
+
+def _state(reading: Reading, key: str, out: dict[str, list[str]]) -> None:
+    if out["later"]:
+        state = reading.later if reading.strict else reading.remark
+        state(key, f"tools that come in a later version: {_listed(out['later'])}")
+    if out["mcp"]:
+        reading.later(key, f"tools of MCP servers come in a later version: {_listed(out['mcp'])}")
+    if out["pattern"]:
+        reading.later(key, f"tools limited by a pattern come in a later version: {_listed(out['pattern'])}")
+    if out["unknown"]:
+        reading.warn(key, f"unknown tools: {_listed(out['unknown'])}", "they are left out")
+
+
+def _is_known(name: str, known: frozenset[str]) -> bool:
+    return name in known or name in LATER or is_delegation(name)
+
+
+def comes_later(name: str, known: frozenset[str]) -> bool:
+    """A name that a later version gives a meaning, unless a tool here already has it."""
+    return name in LATER | LATER_SURFACE_TOOLS and name not in known
+
+
+def _listed(names: Sequence[str]) -> str:
+    few = ", ".join(name[:60] for name in names[:8])
+    return few if len(names) <= 8 else f"{few} and {len(names) - 8} more"

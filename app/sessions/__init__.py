@@ -1,0 +1,1 @@
+"""What a client can ask: sessions, their journal, feed and audit trail, over ports that adapters fill."""

@@ -1,0 +1,463 @@
+"""The journal: numbers each fact, commits in groups, then publishes. The only way a fact becomes durable and visible.
+
+Knows neither SQL nor HTTP: it asks an `EventWriter` in a thread of its own and an `EventBus`.
+
+    record ─▶ queue ─▶ one transaction ─▶ publish
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from app.agent import events, faults
+from app.agent.errors import NotFound, Unavailable
+from app.agent.events import Event, EventBus, EventKind, EventLog, P, Scope, TextDelta, Write
+from app.agent.ids import now_us
+from app.agent.runs import Run
+from app.masking import StreamMasker, ValueMasker
+from app.sessions.ports import EventWriter, Rejected
+from app.sessions.recent import Recent
+from app.sessions.writing import Outcome, WriterThread
+from app.wire import encode, encode_payload, envelope, scope_bytes
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 500
+TAKE_S = 30.0  # for the store to take what a request made
+SETTLE_S = 5.0
+IDLE_STREAMS = 10_000  # sessions without open work whose numbers are kept at hand
+RETRY_FIRST_S = 0.05
+RETRY_MAX_S = 2.0
+_FINAL = events.FINAL_TYPES
+
+Listener = Callable[[Sequence[Event]], None]
+
+
+class _Stream:
+    """One session's numbers. `recorded` is the last number given, `stored` the last one published."""
+
+    __slots__ = ("open", "queued", "recorded", "scopes", "session_id", "stored", "tenant", "texts", "waiters")
+
+    def __init__(self, tenant: str, session_id: str, head: int) -> None:
+        self.tenant = tenant
+        self.session_id = session_id
+        self.recorded = head
+        self.stored = head
+        self.queued = 0
+        self.open = True
+        self.scopes: dict[str, bytes] = {}
+        self.texts: dict[str, dict[tuple[str, str | None], _Offset]] = {}
+        self.waiters: list[tuple[int, asyncio.Future[None]]] = []
+
+
+class _Offset:
+    """How far a text of a step has been shown."""
+
+    __slots__ = ("at", "mask", "step")
+
+    def __init__(self, step: int, mask: StreamMasker | None) -> None:
+        self.step = step
+        self.at = 0
+        self.mask = mask
+
+
+class _Row:
+    """A write that is no event, and who waits for it."""
+
+    __slots__ = ("done", "write")
+
+    def __init__(self, write: Write, done: asyncio.Future[None]) -> None:
+        self.write = write
+        self.done = done
+
+
+class Journal:
+    """Implements the port `Recorder`. One per process; used from the event loop only."""
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        bus: EventBus,
+        event_log: EventLog,
+        *,
+        masker: ValueMasker,
+        linger_ms: float = 2.0,
+        max_bytes: int = 64 << 20,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        self._bus = bus
+        self.log = event_log
+        self._masker = masker
+        self._linger = linger_ms / 1000
+        self._max_bytes = max_bytes
+        self._listeners = tuple(listeners)
+        self._loop = asyncio.get_running_loop()
+        self.recent = Recent()
+        self._thread = WriterThread(writer, self._loop, self._written)
+        self._streams: dict[str, _Stream] = {}
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._queue: list[Event | _Row | asyncio.Future[None]] = []
+        self._bytes = 0
+        self._busy = False
+        self._urgent = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._retry_s = RETRY_FIRST_S
+        self._room: list[asyncio.Future[None]] = []
+        self.problem: str | None = None
+        self.failures = 0
+
+    # ── sessions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def create(self, tenant: str, session_id: str) -> None:
+        """Begin the stream of a new session."""
+        self._streams[session_id] = _Stream(tenant, session_id, 0)
+
+    async def open(self, tenant: str, session_id: str) -> None:
+        """Make the numbers of a session known; facts may be recorded until `release`. Raises `NotFound` when it is
+        unknown or was erased: numbers that began again would be those of stored events."""
+        while session_id not in self._streams:  # again when somebody else was done with it in between
+            loading = self._loading.get(session_id)
+            if loading is None:
+                loading = self._loading[session_id] = asyncio.create_task(self._load(tenant, session_id))
+            await asyncio.shield(loading)
+        self._streams[session_id].open = True
+        self._idle.pop(session_id, None)
+
+    async def _load(self, tenant: str, session_id: str) -> None:
+        """Read where a session's numbers go on; once for all who ask, since a second answer would be an old one."""
+        try:
+            head = await self.log.head(tenant, session_id)
+            if head is None:
+                raise NotFound(f"there is no session {session_id!r}")
+            self._streams[session_id] = _Stream(tenant, session_id, head)
+        finally:
+            del self._loading[session_id]
+
+    def release(self, session_id: str) -> None:
+        """The session has no open work: its numbers may be forgotten when they are no longer needed."""
+        stream = self._streams.get(session_id)
+        if stream is None:
+            return
+        stream.open = False
+        self._idle[session_id] = None
+        self._idle.move_to_end(session_id)
+        for old in list(islice(self._idle, max(0, len(self._idle) - IDLE_STREAMS))):
+            kept = self._streams[old]
+            if not kept.queued and kept.recorded == kept.stored and not kept.waiters:
+                del self._streams[old], self._idle[old]
+
+    def head(self, session_id: str) -> int | None:
+        """The last published number of a session, None when its numbers are not at hand."""
+        stream = self._streams.get(session_id)
+        return None if stream is None else stream.stored
+
+    def recorded(self, session_id: str) -> int:
+        """The last number given in a session whose numbers are at hand."""
+        return self._streams[session_id].recorded
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much waits to be written."""
+        return self._bytes
+
+    # ── recording ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def record(
+        self, scope: Scope, kind: EventKind[P], payload: P, *, step: int | None = None, also: tuple[Write, ...] = ()
+    ) -> Event:
+        """Number a durable fact and hand it over; never blocks."""
+        stream = self._streams[scope.session_id]
+        stream.recorded = seq = stream.recorded + 1
+        ts = now_us()
+        run = scope if isinstance(scope, Run) else None
+        kept, data = self._masker.payload(*encode_payload(payload))
+        key = run.id if run is not None else ""
+        scoped = stream.scopes.get(key)
+        if scoped is None:
+            scoped = stream.scopes[key] = scope_bytes(scope)
+        if step is not None and kind is events.STEP_COMPLETED and run is not None:
+            self._flush_texts(stream, run)
+        event = Event(
+            seq=seq,
+            type=kind.name,
+            ts=ts,
+            tenant=stream.tenant,
+            session_id=stream.session_id,
+            run=run,
+            step=step,
+            payload=kept,
+            envelope=envelope(seq, kind, ts, scoped, step),
+            data=data,
+            also=also,
+        )
+        if kind.final:
+            stream.scopes.pop(key, None)
+            stream.texts.pop(key, None)
+        self._push(stream, event)
+        return event
+
+    def emit(self, run: Run, kind: EventKind[TextDelta], step: int, text: str, call_id: str | None = None) -> None:
+        """Show a piece of text after everything that was recorded before it."""
+        stream = self._streams[run.session_id]
+        texts = stream.texts.get(run.id)
+        if texts is None:
+            texts = stream.texts[run.id] = {}
+        key = (kind.name, call_id)
+        offset = texts.get(key)
+        if offset is None or offset.step != step:
+            offset = texts[key] = _Offset(step, self._masker.stream())
+        if offset.mask is not None:
+            text = offset.mask.feed(text)
+        self._show(stream, run, key, offset, text)
+
+    def _flush_texts(self, stream: _Stream, run: Run) -> None:
+        """Show what was held back as the possible beginning of a secret."""
+        for key, offset in stream.texts.get(run.id, {}).items():
+            if offset.mask is not None:
+                self._show(stream, run, key, offset, offset.mask.flush())
+
+    def _show(self, stream: _Stream, run: Run, key: tuple[str, str | None], offset: _Offset, text: str) -> None:
+        if not text:
+            return
+        payload: dict[str, Any] = {"run": run.ordinal, "step": offset.step, "at": offset.at, "text": text}
+        if key[1] is not None:
+            payload["call"] = key[1]
+        offset.at += len(text)
+        event = Event(
+            seq=0,
+            type=key[0],
+            ts=0,
+            tenant=stream.tenant,
+            session_id=stream.session_id,
+            run=run,
+            step=offset.step,
+            payload=payload,
+            data=encode(payload),
+        )
+        if stream.queued:
+            stream.queued += 1
+            self._bytes += len(event.data)
+            self._queue.append(event)
+        else:  # nothing of its session is before it
+            self._bus.publish(stream.session_id, (event,))
+
+    def _push(self, stream: _Stream, event: Event) -> None:
+        stream.queued += 1
+        self._bytes += len(event.data) + len(event.envelope)
+        self._queue.append(event)
+        self._stir()
+
+    # ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def committed(self, event: Event) -> None:
+        """Wait until the event is in the store (and was published)."""
+        stream = self._streams.get(event.session_id)
+        if stream is None or stream.stored >= event.seq:
+            return
+        waiter = self._loop.create_future()
+        stream.waiters.append((event.seq, waiter))
+        self._hurry()
+        await waiter
+
+    async def write(self, write: Write) -> None:
+        """Store a row that is no event, masked; returns after the commit. Raises `ValueError` when it cannot be
+        stored."""
+        done = self._loop.create_future()
+        self._queue.append(_Row(replace(write, values=self._masker.value(write.values)), done))
+        self._hurry()
+        await done
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything that was recorded before is stored. Raises `Unavailable` when that takes too long;
+        it is stored all the same when the store is back."""
+        if not self._queue and not self._busy:
+            return
+        marker = self._loop.create_future()
+        self._queue.append(marker)
+        self._hurry()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await marker
+        except TimeoutError as error:
+            raise Unavailable(
+                "the store did not take this in time; it is kept and stored when the store is back: look before you "
+                "try again",
+                code="store_unavailable",
+            ) from error
+
+    async def settle(self) -> None:
+        """For a reader: let what was recorded before reach the store, but not for long. While the store takes nothing,
+        what it has is the truth that anybody may be told."""
+        if self.problem is None:
+            with contextlib.suppress(Unavailable):
+                await self.flush(SETTLE_S)
+
+    async def room(self) -> None:
+        """Wait while too much waits to be written."""
+        while self._bytes > self._max_bytes:
+            waiter = self._loop.create_future()
+            self._room.append(waiter)
+            await waiter
+
+    # ── the writer's side ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _stir(self) -> None:
+        """Begin a batch `linger` after the first fact of a quiet moment."""
+        if not self._busy and self._timer is None:
+            self._timer = self._loop.call_later(self._linger, self._begin)
+
+    def _hurry(self) -> None:
+        """Somebody waits: begin as soon as the writer is free."""
+        self._urgent = True
+        if not self._busy:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(0, self._begin)
+
+    def _begin(self) -> None:
+        """Hand what is there to the writer's thread, as one transaction."""
+        self._timer = None
+        if self._busy or not self._queue:
+            return
+        self._urgent = False
+        batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
+        if self._queue:
+            self._urgent = True
+        durable = [item for item in batch if isinstance(item, Event) and item.seq]
+        rows = [item.write for item in batch if isinstance(item, _Row)]
+        if not durable and not rows:
+            self._publish(batch, ())
+            self._next()
+            return
+        self._busy = True
+        faults.hit("before_commit")
+        self._thread.submit(batch, durable, rows)
+
+    def _written(self, batch: list[Any], outcome: Outcome) -> None:
+        """The writer's thread has an answer; runs on the event loop."""
+        if outcome.error is not None:
+            self.failures += 1
+            self.problem = str(outcome.error)
+            log.warning("the store is away, %d facts wait: %s", len(self._queue) + len(batch), outcome.error)
+            self._loop.call_later(self._retry_s, self._thread.again)
+            self._retry_s = min(self._retry_s * 2, RETRY_MAX_S)
+            return
+        self.problem = None
+        self._retry_s = RETRY_FIRST_S
+        self._busy = False
+        faults.hit("after_commit")
+        self._publish(batch, outcome.rejected)
+        self._next()
+
+    def _next(self) -> None:
+        if not self._queue or self._busy or self._timer is not None:
+            return
+        if self._urgent:
+            self._begin()
+        else:
+            self._stir()
+
+    def _publish(self, batch: Sequence[Event | _Row | asyncio.Future[None]], rejected: Sequence[Rejected]) -> None:
+        """Show a committed batch in order, tell who waited, and account for it."""
+        replaced, refused, dropped = self._sorted(rejected)
+        groups: dict[str, list[Event]] = {}
+        shown: list[Event] = []
+        for item in batch:
+            if isinstance(item, Event):
+                stream = self._streams[item.session_id]
+                stream.queued -= 1
+                self._bytes -= len(item.data) + len(item.envelope)
+                event = replaced.get(id(item), item)
+                if item.seq:
+                    stream.stored = item.seq
+                group = groups.setdefault(item.session_id, [])
+                if id(item) not in dropped:
+                    group.append(event)
+                    shown.append(event)
+            elif isinstance(item, _Row):
+                reason = refused.get(id(item.write))
+                _settle(item.done, None if reason is None else ValueError(reason))
+            else:
+                _settle(item, None)
+        for session_id, group in groups.items():
+            self._bus.publish(session_id, group)
+            durable = [event for event in group if event.seq]
+            if durable:
+                self.recent.add(session_id, durable)
+        for listener in self._listeners:
+            try:
+                listener(shown)
+            except Exception:  # border to telemetry: what counts and measures must not stop what is counted
+                log.exception("a listener of published events failed")
+        for session_id in groups:
+            self._wake(self._streams[session_id])
+        self._make_room()
+
+    @staticmethod
+    def _sorted(rejected: Sequence[Rejected]) -> tuple[dict[int, Event], dict[int, str], set[int]]:
+        replaced: dict[int, Event] = {}
+        refused: dict[int, str] = {}
+        dropped: set[int] = set()
+        for item in rejected:
+            log.error("not stored: %s", item.reason)
+            if item.event is not None and item.replacement is not None:
+                replaced[id(item.event)] = item.replacement
+            elif item.event is not None:
+                dropped.add(id(item.event))
+            elif item.write is not None:
+                refused[id(item.write)] = item.reason
+        return replaced, refused, dropped
+
+    @staticmethod
+    def _wake(stream: _Stream) -> None:
+        if not stream.waiters:
+            return
+        ready = [waiter for seq, waiter in stream.waiters if seq <= stream.stored]
+        stream.waiters = [(seq, waiter) for seq, waiter in stream.waiters if seq > stream.stored]
+        for waiter in ready:
+            _settle(waiter, None)
+
+    def _make_room(self) -> None:
+        if self._room and self._bytes <= self._max_bytes // 2:
+            waiting, self._room = self._room, []
+            for waiter in waiting:
+                _settle(waiter, None)
+
+    async def close(self) -> None:
+        """Store what is left, then end the writer's thread; the last call."""
+        await self.flush()
+        await self._thread.close()
+
+
+def _settle(waiter: asyncio.Future[None], error: Exception | None) -> None:
+    if waiter.done():
+        return
+    if error is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(error)
+
+
+def replacement(event: Event, reason: str) -> Event:
+    """The `error` event that takes the place and number of one that cannot be stored."""
+    scope = scope_bytes(event.run) if event.run is not None else b'"session_id":' + encode(event.session_id)
+    payload = events.ErrorLogged(code="not_stored", message=reason, event=event.type)
+    kept, data = encode_payload(payload)
+    return Event(
+        seq=event.seq,
+        type=events.ERROR.name,
+        ts=event.ts,
+        tenant=event.tenant,
+        session_id=event.session_id,
+        run=event.run,
+        step=event.step,
+        payload=kept,
+        envelope=envelope(event.seq, events.ERROR, event.ts, scope, event.step),
+        data=data,
+    )

@@ -1,0 +1,136 @@
+"""Session values: made from a request, or from the row that an earlier request left. One place for both directions.
+
+Knows no HTTP and no SQL.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from app.agent.definition import AgentDefinition, Source
+from app.agent.delegation import Roster
+from app.agent.errors import InvalidRequest
+from app.agent.ids import new_id, now_us
+from app.agent.runs import Session
+from app.sessions.requests import AgentReader, SessionInput, policy_of
+
+INLINE = Source(kind="inline")
+_SHOWN_CHARS = 100
+
+
+class Opening:
+    """Makes and remakes sessions. `root` is the directory under which workspaces lie."""
+
+    def __init__(self, reader: AgentReader, root: Path) -> None:
+        self.reader = self._reader = reader
+        self._root = root.resolve()
+        if not self._root.is_dir():
+            raise ValueError(f"tools.workspace {root} is no directory: make it, or name another with --workspace")
+
+    def new(self, tenant: str, given: SessionInput, agent: str | None) -> Session:
+        """The session that a request describes. Raises `InvalidRequest`, `Unsupported`."""
+        self.workspace(given.workspace)
+        return self._session(
+            tenant,
+            config_of(given),
+            stored=False,
+            id=new_id("ses"),
+            memory_id=new_id("mem"),
+            agent=agent,
+            created_at=now_us(),
+            title=given.title,
+            user=given.user,
+            metadata=dict(given.metadata),
+        )
+
+    def again(self, row: Mapping[str, Any]) -> Session:
+        """The session of a row."""
+        return self._session(
+            row["tenant_id"],
+            row["config"] or {},
+            stored=True,
+            id=row["id"],
+            memory_id=row["memory_id"],
+            agent=row["agent"],
+            created_at=row["created_at"],
+            title=row["title"],
+            user=row["user"],
+            metadata=row["metadata"] or {},
+            closed=row["closed_at"] is not None,
+        )
+
+    def _session(self, tenant: str, config: Mapping[str, Any], *, stored: bool, **fields: Any) -> Session:
+        inline: dict[str, AgentDefinition] = {}
+        names: list[str] = []
+        for index, entry in enumerate(config.get("agents") or ()):
+            if isinstance(entry, str):
+                names.append(entry)
+                continue
+            definition = self._reader.definition(entry, f"agents[{index}]", stored=stored)
+            if definition.name in inline:
+                raise InvalidRequest(
+                    f"two inline agents are named {definition.name!r}: give one another name",
+                    code="duplicate_agent",
+                    errors=[{"at": f"agents[{index}].name", "message": "this name is taken"}],
+                )
+            inline[definition.name] = definition
+            names.append(definition.name)
+        surfaces = config.get("surfaces")
+        return Session(
+            tenant=tenant,
+            agents=None if config.get("agents") is None else tuple(dict.fromkeys(names)),
+            inline=inline,
+            surfaces=None if surfaces is None else self._reader.surfaces(surfaces, "surfaces"),
+            policy=policy_of(self._reader, config.get("policy"), "policy"),
+            model=config.get("model"),
+            workspace=config.get("workspace") or "",
+            parallel_tool_calls=config.get("parallel_tool_calls"),
+            **fields,
+        )
+
+    def workspace(self, name: str) -> Path:
+        """The directory of a workspace name. Raises `InvalidRequest` when it is none below the root."""
+        if not name:
+            return self._root
+        path = self._below(name)
+        if path is None:
+            raise InvalidRequest(
+                f"workspace {name[:_SHOWN_CHARS]!r} is no directory below the server's workspace root: make it first, "
+                "or leave `workspace` out to use the root itself",
+                code="no_workspace",
+                errors=[{"at": "workspace", "message": "no such directory below the root"}],
+            )
+        return path
+
+    def _below(self, name: str) -> Path | None:
+        """The directory of that name below the root, if there is one."""
+        if "\0" in name or Path(name).is_absolute():
+            return None
+        try:
+            path = (self._root / name).resolve()
+            return path if path.is_relative_to(self._root) and path.is_dir() else None
+        except (OSError, RuntimeError, ValueError):  # too long, links in a circle, no file name at all
+            return None
+
+
+def config_of(given: SessionInput) -> dict[str, Any]:
+    """What of a request is kept as it was sent, so that the session can be made again after a restart."""
+    config = {
+        "agents": None if given.agents is None else [a if isinstance(a, str) else dict(a) for a in given.agents],
+        "surfaces": None if given.surfaces is None else list(given.surfaces),
+        "policy": None if given.policy is None else dict(given.policy),
+        "model": given.model,
+        "workspace": given.workspace or None,
+        "parallel_tool_calls": given.parallel_tool_calls,
+    }
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def checked_agents(session: Session, roster: Roster) -> None:
+    """Raises `InvalidRequest` when the session names an agent that does not exist."""
+    wanted = [*(session.agents or ()), *(a for s in session.surfaces or () for a in s.agents or ())]
+    for name in wanted:
+        if roster.find(session, name) is None:
+            raise InvalidRequest(
+                f"there is no agent {name!r}: GET /v1/agents lists those that exist", code="unknown_agent"
+            )

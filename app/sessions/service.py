@@ -1,0 +1,384 @@
+"""Sessions: start, cancel, change, read. Every question of a client ends here; HTTP and CLI only translate.
+
+Knows no HTTP, no SQL and no concrete model or tool.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from app.agent import events
+from app.agent.chat import ModelCatalog
+from app.agent.definition import MAX_STEPS, HandoffPolicy, SurfaceKind
+from app.agent.delegation import Roster, chosen, delegation_tools, surfaces_of
+from app.agent.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from app.agent.handoff import Delegator
+from app.agent.runs import (
+    FINAL_STATUSES,
+    MemoryState,
+    MemoryStore,
+    Run,
+    RunRequest,
+    RunStore,
+    Session,
+    SessionCounters,
+)
+from app.agent.supervisor import RunSupervisor
+from app.sessions.feed import View
+from app.sessions.journal import TAKE_S, Journal
+from app.sessions.opening import Opening, checked_agents, config_of
+from app.sessions.requests import RunInput, SessionInput
+from app.sessions.views import run_view, session_view, tree_view
+
+KNOWN_SESSIONS = 10_000
+FRESH = SessionCounters()
+
+
+class SessionStore(RunStore, Protocol):
+    """What the service reads besides runs."""
+
+    async def sessions(self, tenant: str, cursor: str | None, limit: int) -> tuple[list[Mapping[str, Any]], str | None]:
+        """Newest first; the second value is the cursor of the next page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What applies where nobody said anything."""
+
+    agent: str
+    parent_steps: int
+    max_steps: int = MAX_STEPS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A run that was started, and where its events begin."""
+
+    run: Run
+    after: int
+
+
+class Sessions:
+    """The service. One per process; used from the event loop."""
+
+    def __init__(
+        self,
+        *,
+        supervisor: RunSupervisor,
+        journal: Journal,
+        store: SessionStore,
+        memories: MemoryStore,
+        roster: Roster,
+        models: ModelCatalog,
+        opening: Opening,
+        defaults: Defaults,
+    ) -> None:
+        self._supervisor = supervisor
+        self._journal = journal
+        self._store = store
+        self._memories = memories
+        self._roster = roster
+        self._models = models
+        self._opening = opening
+        self._defaults = defaults
+        self._known: OrderedDict[str, Session | None] = OrderedDict()  # None: it was deleted
+        self.stopping = False
+
+    # ── sessions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def create(self, tenant: str, given: SessionInput) -> dict[str, Any]:
+        """Make a session; it is stored when this returns."""
+        session = self.draft(tenant, given)
+        self.begin(session, given)
+        await self._journal.flush(TAKE_S)
+        self._journal.release(session.id)
+        return await self.session(tenant, session.id)
+
+    def draft(self, tenant: str, given: SessionInput, *, lead: bool = True) -> Session:
+        """The session that a request describes, not yet recorded: everything that can be refused is refused here.
+        `lead` False: without a lead agent unless one is named."""
+        if self.stopping:
+            raise Unavailable("the service is stopping: try again in a moment", code="stopping")
+        agent = given.agent or (self._defaults.agent if lead else None)
+        session = self._opening.new(tenant, given, agent)
+        if agent is not None:
+            self._request(session, RunInput(input=""))  # what a first run would be refused for is refused now
+        checked_agents(session, self._roster)
+        return session
+
+    def begin(self, session: Session, given: SessionInput) -> None:
+        """Record a new session. Its numbers stay at hand until it was worked in or is released."""
+        self._journal.create(session.tenant, session.id)
+        self._keep(session)
+        payload = events.SessionCreated(
+            agent=session.agent,
+            memory_id=session.memory_id,
+            title=session.title,
+            user=session.user,
+            metadata=dict(session.metadata),
+            config=config_of(given),
+        )
+        self._journal.record(session, events.SESSION_CREATED, payload)
+
+    def _keep(self, session: Session) -> None:
+        self._known[session.id] = session
+        self._known.move_to_end(session.id)
+        if len(self._known) > KNOWN_SESSIONS:
+            self._known.popitem(last=False)
+
+    async def known(self, tenant: str, session_id: str) -> Session:
+        """The session value. Raises `NotFound` for unknown ids and those of other tenants."""
+        if session_id not in self._known:
+            await self._journal.flush(TAKE_S)  # that it was closed may not be in the row yet
+            read = self._opening.again(await self._row(tenant, session_id))
+            if session_id not in self._known:  # else another caller was first, and may have changed it since
+                self._keep(read)
+        session = self._known[session_id]
+        if session is None or session.tenant != tenant:
+            raise _no_session(session_id)
+        self._known.move_to_end(session_id)
+        return session
+
+    async def open_for_work(self, tenant: str, session_id: str) -> Session:
+        """The session as it is now. Raises `Conflict` when it is closed, `NotFound`."""
+        session = await self.known(tenant, session_id)
+        if session.closed:
+            raise Conflict(f"session {session_id} is closed: start a new one", code="session_closed")
+        return session
+
+    async def _row(self, tenant: str, session_id: str) -> Mapping[str, Any]:
+        row = await self._store.session(tenant, session_id)
+        if row is None:
+            raise _no_session(session_id)
+        return row
+
+    async def session(self, tenant: str, session_id: str) -> dict[str, Any]:
+        """One session as a client sees it."""
+        if self._journal.head(session_id) is not None:
+            await self._journal.settle()
+        return session_view(await self._row(tenant, session_id), self._supervisor.busy(session_id))
+
+    async def sessions(self, tenant: str, cursor: str | None, limit: int) -> dict[str, Any]:
+        """A page of sessions, newest first."""
+        rows, following = await self._store.sessions(tenant, cursor, limit)
+        return {"items": [session_view(row, self._supervisor.busy(row["id"])) for row in rows], "next": following}
+
+    @asynccontextmanager
+    async def opened(self, session: Session) -> AsyncIterator[None]:
+        """Keep a session's numbers at hand while something is recorded in it."""
+        if self.stopping:
+            raise Unavailable("the service is stopping: try again in a moment", code="stopping")
+        counters = FRESH
+        if not self._supervisor.knows(session.id):
+            await self._journal.flush(TAKE_S)  # what the counters are read from
+            counters = await self._store.counters(session.tenant, session.id)
+        # Last, and nothing is awaited between this and `work`: whoever leaves meanwhile lets the numbers be forgotten.
+        await self._journal.open(session.tenant, session.id)
+        with self._supervisor.work(session, counters):
+            yield
+
+    async def update(
+        self, tenant: str, session_id: str, changes: Mapping[str, Any], *, close: bool = False
+    ) -> dict[str, Any]:
+        """Change `title` and `metadata`; `close` ends the session for good once its runs are done."""
+        async with self.opened(await self.known(tenant, session_id)):
+            session = await self.open_for_work(tenant, session_id)
+            if changes:
+                told = {**changes, "title": changes["title"] or ""} if "title" in changes else changes
+                payload = events.SessionUpdated(**told)  # type: ignore[typeddict-item]
+                self._journal.record(session, events.SESSION_UPDATED, payload)
+                session = replace(session, **changes)
+                self._keep(session)
+            if close:
+                await self._close(session, "closed")
+        await self._journal.flush(TAKE_S)
+        return await self.session(tenant, session_id)
+
+    async def _close(self, session: Session, reason: str) -> None:
+        self._keep(replace(session, closed=True))  # first, so that nothing new starts while the rest is cancelled
+        await self._supervisor.settle(session.id)
+        self._journal.record(session, events.SESSION_CLOSED, events.SessionClosed(reason=reason))
+
+    async def delete(self, tenant: str, session_id: str) -> None:
+        """Cancel everything in a session, close it and erase its data; afterwards it is unknown."""
+        session = await self.known(tenant, session_id)
+        async with self.opened(session):
+            await self._close(session, "deleted")
+        self._known[session_id] = None
+        await self._journal.flush(TAKE_S)
+        self._supervisor.forget(session_id)
+        self._journal.recent.forget(session_id)
+
+    async def cancel_session(self, tenant: str, session_id: str) -> dict[str, Any]:
+        """Stop everything in a session; answers which runs this stopped."""
+        await self.known(tenant, session_id)
+        ended = await self._supervisor.cancel_session(session_id)
+        await self._journal.flush(TAKE_S)
+        return {"cancelled": list(ended)}
+
+    # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self, tenant: str, session_id: str, given: RunInput) -> Started:
+        """Start a turn. Raises `Conflict` when the session is closed or its lead agent is busy."""
+        session = await self.open_for_work(tenant, session_id)
+        if session.agent is None:
+            raise Conflict("this session was made for a delegation and has no lead agent", code="no_lead_agent")
+        request = self._request(session, given)
+        async with self.opened(session):
+            with self._supervisor.claim(session.memory_id):
+                memory = await self._memory(session)
+                await self.open_for_work(tenant, session_id)  # it may have been closed meanwhile
+                started = self._launch(session, replace(request, memory=memory))
+        await self._journal.flush(TAKE_S)
+        return started
+
+    async def _memory(self, session: Session) -> MemoryState | None:
+        if not self._journal.head(session.id):
+            return None
+        await self._journal.flush(TAKE_S)  # the last turn's messages may be on their way
+        return await self._memories.load(session.tenant, session.memory_id)
+
+    async def run_once(self, tenant: str, given: SessionInput, run: RunInput) -> Started:
+        """Make a session and start its first turn."""
+        session = self.draft(tenant, given)
+        request = self._request(session, run)
+        self.begin(session, given)
+        with self._supervisor.work(session, FRESH), self._supervisor.claim(session.memory_id):
+            started = self._launch(session, request)
+        await self._journal.flush(TAKE_S)
+        return Started(run=started.run, after=0)
+
+    def _launch(self, session: Session, request: RunRequest) -> Started:
+        after = self._journal.recorded(session.id)
+        return Started(run=self._supervisor.launch(request), after=after)
+
+    def _request(self, session: Session, given: RunInput) -> RunRequest:
+        """The request of a session's turn; everything that can be refused is refused here."""
+        definition = self._roster.find(session, session.agent or "")
+        if definition is None:
+            raise InvalidRequest(
+                f"there is no agent {session.agent!r}: GET /v1/agents lists those that exist", code="unknown_agent"
+            )
+        model = session.model or definition.model
+        self._models.resolve(model)
+        surfaces = chosen(session.surfaces, definition.surfaces)
+        policy = HandoffPolicy().replaced(definition.policy).replaced(session.policy)
+        parallel = [p for p in (session.parallel_tool_calls, definition.parallel_tool_calls) if p is not None]
+        request = RunRequest(
+            session=session,
+            definition=definition if session.model is None else replace(definition, model=session.model),
+            task=given.input,
+            policy=policy,
+            max_steps=self.steps(given.max_steps) or definition.max_steps or self._defaults.parent_steps,
+            surfaces=surfaces,
+            memory_id=session.memory_id,
+            model=model,
+            parallel_tool_calls=all(parallel),
+            deadline_ms=given.deadline_ms,
+            timeout_ms=given.timeout_ms,
+        )
+        self._assemble(session, request)
+        return request
+
+    def _assemble(self, session: Session, request: RunRequest) -> None:
+        """Build the delegation tools once: duplicate or impossible tool names are an error of the session."""
+        surfaces = surfaces_of(request.definition, request.definition.tools, request.surfaces)
+        if all(surface.kind is SurfaceKind.DISPATCH for surface in surfaces):
+            return
+        by = Delegator(
+            session=session, run=None, policy=request.policy, surfaces=request.surfaces, model=None,
+            parallel_tool_calls=True,
+        )  # fmt: skip
+        agents = self._roster.delegable(session)
+        delegation_tools(by, self._supervisor.handoffs, surfaces, agents, request.definition.disallowed_tools)
+
+    def steps(self, wanted: int | None) -> int | None:
+        """A caller's `max_steps`, checked. Raises `InvalidRequest`."""
+        if wanted is not None and not 1 <= wanted <= self._defaults.max_steps:
+            raise InvalidRequest(
+                f"max_steps is {wanted}: it must be from 1 to {self._defaults.max_steps} (limits.max_steps)",
+                errors=[{"at": "max_steps", "message": f"1 to {self._defaults.max_steps}"}],
+            )
+        return wanted
+
+    async def run(self, tenant: str, run_id: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """One run as a client sees it; waits up to `wait_s` for its end."""
+        row = await self._run_row(tenant, run_id)
+        if wait_s > 0 and self._supervisor.flying(run_id):
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._supervisor.settled(run_id)
+            except TimeoutError:
+                pass  # the answer says how far it is
+        if row["status"] not in FINAL_STATUSES:
+            row = await self._run_row(tenant, run_id)
+        return run_view(row)
+
+    async def _run_row(self, tenant: str, run_id: str) -> Mapping[str, Any]:
+        await self._journal.settle()
+        row = await self._store.run(tenant, run_id)
+        if row is None:
+            raise NotFound(f"there is no run {run_id!r}")
+        return row
+
+    async def runs(self, tenant: str, session_id: str) -> list[Mapping[str, Any]]:
+        """All run rows of a session, in order."""
+        await self.known(tenant, session_id)
+        await self._journal.settle()
+        return list(await self._store.runs(tenant, session_id))
+
+    async def tree(self, tenant: str, session_id: str) -> dict[str, Any]:
+        """The whole tree with status and usage."""
+        return tree_view(session_id, await self.runs(tenant, session_id))
+
+    async def cancel(self, tenant: str, run_id: str) -> dict[str, Any]:
+        """Cancel a run and everything below it; cancelling a final one stops nothing and says so."""
+        found = self._supervisor.find(run_id)
+        if found is None or found[0].tenant != tenant:
+            await self._run_row(tenant, run_id)  # raises for an unknown one; one in the air must not wait for the store
+        ended = await self._supervisor.cancel(run_id)
+        row = await self._run_row(tenant, run_id)
+        return {"id": run_id, "status": row["status"], "cancelled": list(ended)}
+
+    # ── views of the stream ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def session_stream(self, tenant: str, session_id: str, *, until_idle: bool) -> View:
+        """The view of a whole session."""
+        session = await self.known(tenant, session_id)
+        ended = None
+        if session.closed or (until_idle and not self._supervisor.busy(session_id)):
+            await self._journal.settle()
+            row = await self._row(tenant, session_id)
+            ended = row["closed_seq"] or (row["idle_seq"] if until_idle else None)
+        return View(tenant=tenant, session_id=session_id, until_idle=until_idle, ended_seq=ended)
+
+    async def run_stream(self, tenant: str, run_id: str) -> View:
+        """The view of a run and its descendants."""
+        found = self._supervisor.find(run_id)
+        if found is not None and found[0].tenant == tenant:
+            run, ended = found
+            await self.known(tenant, run.session_id)  # it may have been deleted
+            return View(tenant=tenant, session_id=run.session_id, run_id=run_id, paths=(run.path,), ended_seq=ended)
+        row = await self._run_row(tenant, run_id)
+        return View(
+            tenant=tenant,
+            session_id=row["session_id"],
+            run_id=run_id,
+            paths=(tuple(row["path"]),),
+            ended_seq=row["terminal_seq"],
+        )
+
+    # ── end ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def close(self, grace_s: float) -> None:
+        """Take nothing new, let runs finish within the grace, interrupt the rest, store everything."""
+        self.stopping = True
+        await self._supervisor.close(grace_s)
+        await self._journal.flush()
+
+
+def _no_session(session_id: str) -> NotFound:
+    return NotFound(f"there is no session {session_id!r}")

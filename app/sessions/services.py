@@ -1,0 +1,105 @@
+"""The services that a client's questions end at, in one bundle, and whether they are able to answer.
+
+Made by the composition root; HTTP and the command line take what they need from here. Knows neither of them.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from app.agent.chat import ModelCatalog
+from app.agent.errors import Unavailable
+from app.agent.events import Event
+from app.agent.supervisor import RunSupervisor
+from app.agent.tools import ToolRegistry
+from app.sessions.access import Access
+from app.sessions.audit import AuditStore
+from app.sessions.delegations import Delegations
+from app.sessions.feed import EventFeed
+from app.sessions.journal import Journal
+from app.sessions.service import Sessions
+from app.sessions.tenant_agents import TenantAgents
+from app.sessions.tickets import Tickets
+
+CHECK_S = 2.0  # for a readiness question: probes give up after a few seconds
+MIN_FREE_BYTES = 32 << 20  # less than this is gone in minutes, and SQLite needs room for its log too
+
+
+class MetricsReader(Protocol):
+    """Counts what is published and shows it to a scraper."""
+
+    content_type: str
+
+    def observe(self, events: Sequence[Event]) -> None:
+        """Count events; called for every batch."""
+
+    def text(self, gauges: Mapping[str, float]) -> bytes:
+        """Everything in the format of Prometheus; `gauges` are what is measured only now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Everything that a client can ask. `check_store` raises when the store does not answer; `data_path` is the file
+    of the database, None when it lies elsewhere."""
+
+    sessions: Sessions
+    delegations: Delegations
+    feed: EventFeed
+    audit: AuditStore
+    access: Access
+    agents: TenantAgents
+    models: ModelCatalog
+    tools: ToolRegistry
+    journal: Journal
+    supervisor: RunSupervisor
+    metrics: MetricsReader
+    check_store: Callable[[], Awaitable[None]]
+    data_path: Path | None = None
+    tickets: Tickets = field(default_factory=Tickets)
+
+    def need_store(self) -> None:
+        """Raises `Unavailable` while nothing can be stored: work that cannot be recorded is not begun."""
+        problem = self.journal.problem
+        if problem is not None:
+            raise Unavailable(f"nothing is started while the store is away: {problem}", code="store_unavailable")
+
+    async def readiness(self) -> dict[str, str | None]:
+        """What is checked, and what is wrong with it (None: nothing)."""
+        return {
+            "service": "it is stopping" if self.sessions.stopping else None,
+            "journal": self.journal.problem,
+            "store": await self._store_problem(),
+            "disk": await asyncio.to_thread(self._disk_problem),
+        }
+
+    async def _store_problem(self) -> str | None:
+        try:
+            async with asyncio.timeout(CHECK_S):
+                await self.check_store()
+        except Unavailable as error:
+            return error.message
+        except TimeoutError:
+            return f"it did not answer within {CHECK_S:g} s"
+        return None
+
+    def _disk_problem(self) -> str | None:
+        if self.data_path is None:
+            return None
+        try:
+            free = shutil.disk_usage(self.data_path.parent).free
+        except OSError as error:
+            return f"its free space cannot be read: {error.strerror}"
+        return None if free >= MIN_FREE_BYTES else f"only {free >> 20} MiB are free where the database lies"
+
+    def gauges(self) -> dict[str, float]:
+        """What is measured at the moment, by the names of the metrics."""
+        return {
+            "open_streams": self.feed.readers,
+            "runs_in_flight": self.supervisor.in_flight,
+            "journal_waiting_bytes": self.journal.waiting_bytes,
+            "store_failures_total": self.journal.failures,
+            "store_up": 0 if self.journal.problem else 1,
+        }

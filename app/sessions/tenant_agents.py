@@ -1,0 +1,238 @@
+"""The agents of a tenant over the API: put, taken away, listed with everything that is wrong (spec 10.3, 14.14).
+
+Knows neither files nor SQL: a catalog says what is in force, and every change is a row of its own version.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from app.agent.definition import AgentCatalog, AgentDefinition, Source
+from app.agent.delegation import DEFAULT_SURFACES, surfaces_of
+from app.agent.errors import Conflict, InvalidRequest, NotFound, SubagentdError, Unsupported
+from app.agent.events import Write
+from app.agent.ids import now_us
+from app.agent.tools import ToolRegistry, default_tools
+from app.masking import ValueMasker
+from app.sessions.access import WritesRows
+from app.sessions.agents import AgentStore
+from app.sessions.requests import AgentReader
+
+log = logging.getLogger(__name__)
+
+TENANT = Source(kind="tenant")
+
+
+class FileProblem(Protocol):
+    """Something wrong with a file: `severity` `error` kept it from loading."""
+
+    @property
+    def severity(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def line(self) -> int: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def key(self) -> str | None: ...
+
+
+class ShadowedAgent(Protocol):
+    """A valid definition that another one of its name hides."""
+
+    @property
+    def definition(self) -> AgentDefinition: ...
+    @property
+    def by(self) -> Source: ...
+
+
+class Report(Protocol):
+    """All that there is for a tenant."""
+
+    @property
+    def agents(self) -> Sequence[AgentDefinition]: ...
+    @property
+    def shadowed(self) -> Sequence[ShadowedAgent]: ...
+    @property
+    def problems(self) -> Sequence[FileProblem]: ...
+
+
+class ChangingCatalog(AgentCatalog, Protocol):
+    """The catalog with what changes it."""
+
+    def report(self, tenant: str) -> Report:
+        """Agents in force, shadowed ones, and everything wrong with files."""
+
+    def reload(self) -> None:
+        """Read all files anew; blocks on the disk."""
+
+    def set_tenant(self, tenant: str, name: str, definition: AgentDefinition) -> None:
+        """Put a tenant's own agent in force."""
+
+    def drop_tenant(self, tenant: str, name: str) -> bool:
+        """Take a tenant's own agent away; says whether there was one."""
+
+
+class TenantAgents:
+    """Changes and lists agents. One per process. `tools`: the ordinary tools of this service."""
+
+    def __init__(
+        self,
+        catalog: ChangingCatalog,
+        reader: AgentReader,
+        store: AgentStore,
+        journal: WritesRows,
+        tools: ToolRegistry,
+        masker: ValueMasker,
+    ) -> None:
+        self._catalog = catalog
+        self._reader = reader
+        self._store = store
+        self._journal = journal
+        self._tools = tools
+        self._masker = masker
+        self._versions: dict[tuple[str, str], int] = {}
+        self._changing = asyncio.Lock()  # versions are numbered one after the other
+        self._reloading = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Put the stored agents of all tenants in force; one that cannot be read any more is logged and left out."""
+        for stored in await self._store.all():
+            self._versions[stored.tenant, stored.name] = stored.version
+            try:
+                definition = self._reader.definition(stored.definition, "agent", stored=True)
+            except SubagentdError as error:
+                log.error("agent %r of tenant %s cannot be used: %s", stored.name, stored.tenant, error)
+                continue
+            self._catalog.set_tenant(stored.tenant, stored.name, replace(definition, source=TENANT))
+
+    async def put(self, tenant: str, name: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Store an agent and put it in force; the second value says whether the tenant had none of that name.
+
+        Raises `InvalidRequest` with the places of everything that is wrong, `Unsupported` for what comes later.
+        """
+        if "markdown" in data:
+            raise Unsupported(
+                "an agent as Markdown is not read over the API yet: send its fields as JSON, `prompt` is the body",
+                errors=[{"at": "markdown", "message": "not supported yet"}],
+            )
+        if data.get("name", name) != name:
+            raise InvalidRequest(
+                f"the path names the agent {name!r}, the body {data['name']!r}: leave `name` out, or make them equal",
+                errors=[{"at": "name", "message": "differs from the path"}],
+            )
+        # masked before it is in force, so that it is the same after a restart
+        name = self._masker.text(name)
+        given = self._masker.value({**data, "name": name})
+        definition = replace(self._reader.definition(given, ""), source=TENANT)
+        if definition.name != name:  # a blank at an end would make an agent that no request can name
+            raise InvalidRequest(
+                f"the path names the agent {name!r}: without blanks at its ends it is {definition.name!r}, use that",
+                errors=[{"at": "name", "message": "blanks at an end"}],
+            )
+        async with self._changing:
+            made = not self._own(tenant, name)
+            await self._write(tenant, name, self._reader.mapping(definition), deleted=False)
+            self._catalog.set_tenant(tenant, name, definition)
+        return self._view(definition, tenant), made
+
+    async def delete(self, tenant: str, name: str) -> None:
+        """Take a tenant's own agent away; a file's agent of that name is in force again."""
+        async with self._changing:
+            if not self._own(tenant, name):
+                if self._catalog.get(tenant, name) is not None:
+                    raise Conflict(
+                        f"agent {name!r} comes from a file: change the file, or PUT one of the same name over it",
+                        code="agent_of_a_file",
+                    )
+                raise _unknown(name)
+            await self._write(tenant, name, {}, deleted=True)
+            self._catalog.drop_tenant(tenant, name)
+
+    def _own(self, tenant: str, name: str) -> bool:
+        definition = self._catalog.get(tenant, name)
+        return definition is not None and definition.source.kind == TENANT.kind
+
+    async def _write(self, tenant: str, name: str, definition: Mapping[str, Any], *, deleted: bool) -> None:
+        now = now_us()
+        version = await self._store.version(tenant, name) + 1
+        values = {
+            "tenant_id": tenant,
+            "name": name,
+            "version": version,
+            "definition": dict(definition),
+            "created_at": now,
+            "deleted_at": now if deleted else None,
+        }
+        await self._journal.write(Write(table="agents", values=values))
+        self._versions[tenant, name] = version
+
+    def get(self, tenant: str, name: str) -> dict[str, Any]:
+        """The agent that is in force. Raises `NotFound`."""
+        definition = self._catalog.get(tenant, name)
+        if definition is None:
+            raise _unknown(name)
+        return self._view(definition, tenant)
+
+    def list(self, tenant: str) -> dict[str, Any]:
+        """Valid agents with their effective tools, shadowed ones, broken files and remarks with file, line, reason."""
+        report = self._catalog.report(tenant)
+        problems = [(problem.severity == "error", problem_view(problem)) for problem in report.problems]
+        return {
+            "items": [self._view(definition, tenant) for definition in report.agents],
+            "next": None,  # all of them
+            "shadowed": [
+                {
+                    "name": item.definition.name,
+                    "description": item.definition.description,
+                    "source": source_view(item.definition.source),
+                    "by": source_view(item.by),
+                }
+                for item in report.shadowed
+            ],
+            "broken": [shown for is_error, shown in problems if is_error],
+            "warnings": [shown for is_error, shown in problems if not is_error],
+        }
+
+    async def reload(self, tenant: str) -> dict[str, Any]:
+        """Read the files anew, off the event loop, and list what there is."""
+        async with self._reloading:
+            await asyncio.to_thread(self._catalog.reload)
+        return self.list(tenant)
+
+    def _view(self, definition: AgentDefinition, tenant: str) -> dict[str, Any]:
+        """The definition, and what its whitelist comes to here: `effective_tools` are those that a run without a
+        parent is given, `delegation` the names that bring delegation tools, `missing_tools` those that do not exist."""
+        wanted = definition.tools
+        if wanted is None:
+            wanted = default_tools(self._tools)
+        gone = set(definition.disallowed_tools)
+        named = [name for name in wanted if name not in gone]
+        delegation = [name for name in named if surfaces_of(definition, (name,), DEFAULT_SURFACES)]
+        own = definition.source.kind == TENANT.kind
+        return {
+            **self._reader.mapping(definition),
+            "mode": definition.mode.value,
+            "source": source_view(definition.source),
+            "version": self._versions.get((tenant, definition.name)) if own else None,
+            "effective_tools": [name for name in named if name in self._tools],
+            "delegation_tools": delegation,
+            "missing_tools": [name for name in named if name not in self._tools and name not in delegation],
+        }
+
+
+def source_view(source: Source) -> dict[str, str | None]:
+    """Where a definition came from; `path` as the operator gave it."""
+    return {"kind": source.kind, "path": source.path or None}
+
+
+def problem_view(problem: FileProblem) -> dict[str, Any]:
+    """What is wrong with a file, and where."""
+    return {"path": problem.path, "line": problem.line, "message": problem.message, "key": problem.key}
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no agent {name!r}: GET /v1/agents lists those that exist")

@@ -1,0 +1,308 @@
+"""Every option: defaults, `subagentd.toml`, environment (prefix `SUBAGENTD_`, nested by `__`), arguments.
+
+Later sources win in this order. Nothing below `wiring` sees this module: it passes plain values on.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from urllib.parse import unquote
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+TOML_FILE = "subagentd.toml"
+FLAT = {  # the flat twins of nested settings (spec 16.5)
+    "SUBAGENTD_HOST": ("http", "host"),
+    "SUBAGENTD_PORT": ("http", "port"),
+    "SUBAGENTD_DB": ("store", "url"),
+    "SUBAGENTD_AGENTS": ("agents",),
+    "SUBAGENTD_MODEL": ("models", "default"),
+    "SUBAGENTD_WORKSPACE": ("tools", "workspace"),
+    "SUBAGENTD_KEY": ("http", "key"),
+}
+
+
+class Group(BaseModel):
+    """A group of settings; unknown names are refused, since a misspelt one would be silently without effect."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Http(Group):
+    """Where the service listens and who may ask."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65535)
+    key: SecretStr | None = Field(None, description="Bootstrap key with all scopes (at least 16 characters).")
+    hosts: list[str] | None = Field(None, description="Accepted Host names; default: loopback names.")
+    origins: list[str] = Field(default_factory=list, description="Origins that CORS is open for.")
+    max_body_bytes: int = Field(4 << 20, ge=1024)
+    docs: bool = Field(False, description="Serve a page about the API at /docs.")
+    access_log: bool = Field(False, description="Write a line for each request, without its query.")
+    grace_s: float = Field(10.0, ge=0, description="How long runs may finish after SIGTERM.")
+
+    @field_validator("key")
+    @classmethod
+    def _strong_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < 16:
+            raise ValueError("the key is shorter than 16 characters: make one with `subagentd keys create`")
+        return value
+
+
+class Store(Group):
+    """Where everything is kept."""
+
+    url: str = Field("subagentd.db", description="A path, or an SQLAlchemy URL (sqlite, postgresql+psycopg).")
+    synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    linger_ms: float = Field(2.0, ge=0, le=1000)
+    max_waiting_bytes: int = Field(64 << 20, ge=1 << 20)
+    busy_timeout_ms: int = Field(5000, ge=0)
+
+
+class Stream(Group):
+    """Streams to clients."""
+
+    heartbeat_s: float = Field(15.0, gt=0)
+    send_timeout_s: float = Field(30.0, gt=0)
+    max_readers: int = Field(4000, ge=1)
+    max_per_owner: int = Field(200, ge=1)
+    buffer_bytes: int = Field(1 << 20, ge=1 << 14)
+
+
+class ModelProfile(Group):
+    """One model under a name of its own. The key is read from the environment variable `api_key_env`."""
+
+    provider: Literal["openai", "local", "scripted"] = "openai"
+    model: str
+    base_url: str | None = None
+    api_key_env: str | None = None
+    context_window: int | None = Field(None, ge=256)
+    tool_mode: Literal["native", "json_envelope"] = "native"
+    envelope_calls: int = Field(1, ge=1, le=16)
+    think_tags: Literal["auto", "off"] = "auto"
+    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    include_usage: bool = True
+    temperature: float | None = Field(None, ge=0, le=2, description="Used when an agent sets none.")
+    send_temperature: bool = Field(True, description="false: the endpoint refuses one.")
+    max_tokens: int | None = Field(None, ge=1, description="Bound of a reply when an agent sets none.")
+    reasoning_key: str = Field("", description="Message field under which the endpoint wants its reasoning back.")
+    tools_for_history: bool = Field(False, description="true: the endpoint refuses a tool history without tools.")
+    connect_s: float = Field(10.0, gt=0)
+    idle_s: float = Field(120.0, gt=0)
+    total_s: float = Field(1800.0, gt=0)
+    headers: dict[str, str] = Field(default_factory=dict)
+
+
+class Models(Group):
+    """Which models there are. `OPENAI_BASE_URL` and `OPENAI_API_KEY` are honoured as well."""
+
+    default: str | None = Field(None, description="provider:model, or the name of a profile.")
+    profiles: dict[str, ModelProfile] = Field(default_factory=dict)
+    scripts: Path | None = Field(None, description="Directory of scripts for scripted:<name>.")
+    openai_base_url: str | None = None
+    openai_api_key: SecretStr | None = None
+
+
+class Limits(Group):
+    """Bounds on what may be asked for."""
+
+    max_steps: int = Field(200, ge=1)
+    parent_steps: int = Field(25, ge=1)
+    subagent_steps: int = Field(5, ge=1)
+
+
+class Tools(Group):
+    """What agents can do, and where."""
+
+    workspace: Path = Path()
+    functions: list[str] = Field(default_factory=list, description="Import paths of own tools: package.module:name.")
+    max_output_chars: int = Field(16_000, ge=1000)
+    output_head_chars: int = Field(12_000, ge=100)
+    output_tail_chars: int = Field(3_000, ge=0)
+
+
+class Audit(Group):
+    """The audit chain."""
+
+    key: SecretStr | None = Field(None, description="Key of the HMAC over each session's head.")
+
+
+class Settings(BaseSettings):
+    """All options. `agents` are directories of definitions, later ones win."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SUBAGENTD_", env_nested_delimiter="__", toml_file=TOML_FILE, extra="forbid", validate_default=True
+    )
+    overrides: ClassVar[Mapping[str, Any]] = {}
+
+    http: Http = Field(default_factory=Http)
+    store: Store = Field(default_factory=Store)
+    stream: Stream = Field(default_factory=Stream)
+    models: Models = Field(default_factory=Models)
+    limits: Limits = Field(default_factory=Limits)
+    tools: Tools = Field(default_factory=Tools)
+    audit: Audit = Field(default_factory=Audit)
+    agents: list[Path] = Field(default_factory=list)
+    default_agent: str = "lead"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (
+            init_settings,
+            FlatSource(settings_cls),
+            NestedSource(settings_cls),
+            TomlConfigSettingsSource(settings_cls),
+        )
+
+
+class NestedSource(EnvSettingsSource):
+    """`SUBAGENTD_HTTP__PORT` and the like. The flat names are the business of `FlatSource`: `SUBAGENTD_AGENTS` is a
+    path list, not JSON."""
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        super().__init__(settings_cls)
+        self.env_vars = {k: v for k, v in self.env_vars.items() if k.upper() not in FLAT}
+
+
+class FlatSource(PydanticBaseSettingsSource):
+    """The flat twins, and what other tools set for OpenAI-compatible servers."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        """Not used: the whole mapping is built at once."""
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, place in FLAT.items():
+            text = os.environ.get(name)
+            if text:
+                value: Any = text.split(os.pathsep) if name == "SUBAGENTD_AGENTS" else text
+                _put(values, place, value)
+        for name, place in (
+            ("OPENAI_BASE_URL", ("models", "openai_base_url")),
+            ("OPENAI_API_KEY", ("models", "openai_api_key")),
+        ):
+            if os.environ.get(name):
+                _put(values, place, os.environ[name])
+        return values
+
+
+def _put(values: dict[str, Any], place: tuple[str, ...], value: Any) -> None:
+    for part in place[:-1]:
+        values = values.setdefault(part, {})
+    values[place[-1]] = value
+
+
+def load(**given: Any) -> Settings:
+    """Read all sources; `given` are nested mappings from the command line. Raises `ValidationError`."""
+    return Settings(**given)
+
+
+def unknown_variables() -> list[str]:
+    """Variables with our prefix that are no setting. Not refused: others set such names too, as for service links."""
+    known = {f"SUBAGENTD_{name.upper()}" for name in Settings.model_fields}
+    ours = [name for name in os.environ if name.upper().startswith("SUBAGENTD_") and name.upper() not in FLAT]
+    return sorted(name for name in ours if name.upper().partition("__")[0] not in known)
+
+
+# ── secrets by shape ────────────────────────────────────────────────────────────────────────────────────────────
+
+MASK = "***"
+# In http(s) a password ends at the last `@` before the path, elsewhere at the first one, as SQLAlchemy reads it; there
+# it may hold slashes, and a user name may hold an `@`.
+_PASSWORD = re.compile(
+    r"(https?://[^:/?#@\s]*:)([^/?#\s]*)(?=@)"
+    r"|([a-z][\w+.-]*://(?<!http://)(?<!https://)[^:/]*:)([^@]*)(?=@)",
+    re.IGNORECASE,
+)
+_PARAMETER = re.compile(r"([?&])([^=&#\s]+)=([^&#\s]+)")
+_SECRET_NAME = re.compile(
+    r"authorization|(?<![a-z])auth(?![a-z])|key|token|secret|cookie|passw|credential", re.IGNORECASE
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a header or a parameter of that name holds a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def url_secrets(url: str) -> list[str]:
+    """The secrets that a URL carries, as they stand and decoded: its password, and parameters with such a name."""
+    found = [match[2] or match[4] for match in _PASSWORD.finditer(url)]
+    found += [match[3] for match in _PARAMETER.finditer(url) if is_secret_name(match[2])]
+    return list(dict.fromkeys(form for text in found if text for form in (text, unquote(text))))
+
+
+def header_secrets(headers: Mapping[str, str]) -> list[str]:
+    """The values of headers that hold a secret; of `Bearer abc` also what comes after the scheme."""
+    found: list[str] = []
+    for name, value in headers.items():
+        if is_secret_name(name):
+            scheme, blank, rest = value.strip().partition(" ")
+            found += [value, rest.strip()] if blank and scheme.isalpha() else [value]
+    return found
+
+
+def _masked(place: tuple[str, ...], value: Any) -> Any:
+    if isinstance(value, list):
+        return [_masked(place, item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if len(place) > 1 and place[-2] == "headers" and is_secret_name(place[-1]):
+        return MASK
+    if "://" not in value:
+        return value
+    value = _PASSWORD.sub(lambda match: f"{match[1] or match[3]}{MASK}", value)
+    return _PARAMETER.sub(lambda m: f"{m[1]}{m[2]}={MASK}" if is_secret_name(m[2]) else m[0], value)
+
+
+# ── for people ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sources(settings: Settings, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All settings with the place that each value came from, secrets masked: for people."""
+    layers = [
+        ("argument", given),
+        ("environment", FlatSource(Settings)()),
+        ("environment", NestedSource(Settings)()),
+        (TOML_FILE, TomlConfigSettingsSource(Settings)()),
+    ]
+    rows = []
+    for parts, value in _flat(settings.model_dump(mode="json")):
+        source = next((label for label, layer in layers if _has(layer, parts)), "default")
+        rows.append({"name": ".".join(parts), "value": _masked(parts, value), "source": source})
+    return rows
+
+
+def _flat(values: Mapping[str, Any], place: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
+    found: list[tuple[tuple[str, ...], Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found.extend(_flat(value, (*place, key)))
+        else:
+            found.append(((*place, key), value))
+    return found
+
+
+def _has(layer: Any, parts: tuple[str, ...]) -> bool:
+    for part in parts:
+        if not isinstance(layer, Mapping) or part not in layer:
+            return False
+        layer = layer[part]
+    return True

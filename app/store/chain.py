@@ -1,0 +1,62 @@
+"""The hash chain of each session's events (spec 12.5), and the heads that the writer goes on from.
+
+Knows no database. An event's hash is SHA-256(hash of the one before ‖ envelope ‖ SHA-256(data)); the first one follows
+32 zero bytes. Both ends have a fixed length, so that no other cut of the bytes gives the same hash, and the envelope
+names the session, so that no event fits into another chain.
+"""
+
+import hmac
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import NamedTuple
+
+GENESIS = bytes(32)
+
+
+class Head(NamedTuple):
+    """Where a session's chain goes on: the next number, and the hash of the last event."""
+
+    next_seq: int
+    hash: bytes
+
+
+START = Head(1, GENESIS)
+
+
+def digest(data: bytes) -> bytes:
+    """What stays of an event's data when it is erased."""
+    return sha256(data).digest()
+
+
+def link(previous: bytes, envelope: bytes, data_digest: bytes) -> bytes:
+    """The hash of an event."""
+    return sha256(previous + envelope + data_digest).digest()
+
+
+def seal(key: bytes, head: Head) -> bytes:
+    """HMAC-SHA256 over the head's hash and the number of its event (8 bytes, big-endian)."""
+    return hmac.digest(key, head.hash + (head.next_seq - 1).to_bytes(8), "sha256")
+
+
+class Heads:
+    """The heads of the sessions that were written last; those of a transaction count from `keep` on."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[tuple[str, str], Head] = OrderedDict()
+
+    def get(self, key: tuple[str, str]) -> Head | None:
+        return self._kept.get(key)
+
+    def keep(self, heads: Mapping[tuple[str, str], Head]) -> None:
+        """The transaction is committed."""
+        for key, head in heads.items():
+            self._kept[key] = head
+            self._kept.move_to_end(key)
+        while len(self._kept) > self._limit:
+            self._kept.popitem(last=False)
+
+    def forget(self) -> None:
+        """Nothing is certain: look into the store again."""
+        self._kept.clear()

@@ -1,0 +1,162 @@
+"""The database of one server process: its lock, its one writing connection and its pool of readers.
+
+Knows no table. Order at the end: the journal closes its writer, then `Database.close`.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from app.sessions.ports import Replace
+from app.store.failures import transient
+from app.store.location import Location, locate, make_file
+from app.store.lock import FileLock, SessionLock
+from app.store.reader import Reader
+from app.store.writer import SqlWriter
+
+Synchronous = Literal["OFF", "NORMAL", "FULL"]
+
+BUSY_TIMEOUT_MS = 5_000
+READERS = 4  # each is a thread on SQLite; a page takes under 1 ms, so that 4 serve thousands a second
+_LOG_BYTES = 64 << 20  # what SQLite's log may keep on disk after one large transaction
+_CLOSE_S = 10.0  # a read that takes longer is left behind
+
+
+class Database:
+    """`where` is a path or URL (`location.locate`). `synchronous` is SQLite's: FULL outlives a power cut, NORMAL the
+    death of the process. `busy_timeout_ms` bounds the wait for another process's lock. `exclusive` False: for commands
+    beside a running server, without the lock."""
+
+    def __init__(
+        self,
+        where: str | Path,
+        *,
+        synchronous: Synchronous = "FULL",
+        busy_timeout_ms: int = BUSY_TIMEOUT_MS,
+        readers: int = READERS,
+        exclusive: bool = True,
+    ) -> None:
+        self.location = locate(where)
+        self._synchronous = synchronous
+        self._busy_timeout_ms = busy_timeout_ms
+        self._readers = readers
+        self._exclusive = exclusive
+        self._lock: FileLock | SessionLock | None = None
+        self._engine = _reading_engine(self.location, readers, busy_timeout_ms)
+        self.reader = Reader(self._engine)
+
+    async def open(self) -> None:
+        """Take the lock and open the readers, so that no request pays for it.
+
+        Raises `StoreInUse` when another server has the file, OSError when it cannot be made, `TransientStoreError`
+        when the database does not let us in.
+        """
+        if self.location.path is not None:
+            make_file(self.location.path)
+            if self._exclusive:
+                self._lock = FileLock(self.location.path)
+        try:
+            if self.location.path is None and self._exclusive:
+                self._lock = await asyncio.to_thread(lambda: SessionLock(self._connect(), str(self.location)))
+            # Held together: given back one by one, the first would serve every time.
+            async with AsyncExitStack() as held:
+                for _ in range(self._readers):
+                    connection = await held.enter_async_context(self._engine.connect())
+                    await connection.execute(text("SELECT 1"))
+        except BaseException as problem:
+            await self.close()
+            if isinstance(problem, DBAPIError):
+                raise transient(problem, f"database {self.location} cannot be opened") from problem
+            raise
+
+    def writer(self, replace: Replace, *, audit_key: bytes | None = None) -> SqlWriter:
+        """The writer; its connection is opened by its first call, in the thread of that call."""
+        return SqlWriter(self._connect, replace, audit_key=audit_key)
+
+    def _connect(self) -> Connection:
+        return writing_connection(self.location, self._synchronous, self._busy_timeout_ms)
+
+    async def check(self) -> None:
+        """Whether the store answers. Raises `TransientStoreError` with the reason when it does not."""
+        try:
+            await self.reader.rows(text("SELECT version_num FROM alembic_version"))
+        except DBAPIError as problem:
+            raise transient(problem, f"database {self.location} has no schema yet, run `db upgrade`") from problem
+
+    async def close(self) -> None:
+        """Wait for reads that are under way, close the readers, give the lock back."""
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self.reader.drained()
+        except TimeoutError:
+            pass
+        await self._engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def writing_connection(location: Location, synchronous: Synchronous, busy_timeout_ms: int) -> Connection:
+    """A connection that writes and that no pool knows. Its transactions take the write lock when they begin, so that
+    none fails in the middle because another process was faster."""
+    if location.path is None:
+        options = f"-c lock_timeout={busy_timeout_ms} -c idle_in_transaction_session_timeout=60000"
+        engine = create_engine(location.writing, poolclass=NullPool, connect_args=_postgres(options))
+        return engine.connect()
+    engine = create_engine(
+        location.writing,
+        poolclass=NullPool,
+        connect_args={"timeout": busy_timeout_ms / 1000, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute(f"PRAGMA synchronous={synchronous}")
+        cursor.execute("PRAGMA secure_delete=ON")  # what a deleted session said does not stay in free pages
+        cursor.execute("PRAGMA foreign_keys=OFF")
+        cursor.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine.connect()
+
+
+def _reading_engine(location: Location, readers: int, busy_timeout_ms: int) -> AsyncEngine:
+    """A pool that can only read. No transaction outlives its statement: a held one lets SQLite's log grow."""
+    if location.path is None:
+        arguments = _postgres("-c default_transaction_read_only=on -c statement_timeout=30000")
+    else:
+        arguments = {"timeout": busy_timeout_ms / 1000}
+    engine = create_async_engine(
+        location.reading,
+        pool_size=readers,
+        max_overflow=0,
+        pool_pre_ping=location.path is None,
+        isolation_level="AUTOCOMMIT",
+        connect_args=arguments,
+    )
+    if location.path is not None:
+
+        @event.listens_for(engine.sync_engine, "connect")
+        def configure(connection: Any, _record: Any) -> None:
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA query_only=ON")
+            cursor.close()
+
+    return engine
+
+
+def _postgres(options: str) -> dict[str, Any]:
+    return {"options": options, "connect_timeout": 5, "application_name": "subagentd"}

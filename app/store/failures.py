@@ -1,0 +1,64 @@
+"""Which errors of a database pass by themselves, and what a person should read of them.
+
+Knows no statement.
+"""
+
+import sqlite3
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from app.sessions.ports import TransientStoreError
+
+MAX_REASON = 300  # characters: the reason stands in an event that clients see
+
+_SQLITE_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_NOTADB,
+    }
+)
+# SQLSTATE classes: connection, authorisation, read-only and aborted transactions, rollback, resources, wrong state,
+# intervention of an operator, system error. 54 (limits, as of an index row) belongs to the row and is not here.
+_POSTGRES_PASSING = ("08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX")
+
+
+def is_transient(problem: BaseException) -> bool:
+    """Whether the same statements may succeed later without any change to them."""
+    if isinstance(problem, TransientStoreError | PoolTimeout):
+        return True
+    if not isinstance(problem, DBAPIError):
+        return False
+    if problem.connection_invalidated:
+        return True
+    original: Any = problem.orig
+    code = getattr(original, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _SQLITE_PASSING
+    state = getattr(original, "sqlstate", None)
+    if state is not None:
+        return str(state).startswith(_POSTGRES_PASSING)
+    # psycopg gives no state when the server was not reached; sqlite3 no code when it did not come from SQLite.
+    return isinstance(problem, OperationalError | InterfaceError) and not isinstance(original, sqlite3.Error)
+
+
+def reason(problem: BaseException) -> str:
+    """The error in one short line, without statement and parameters: those hold what people wrote."""
+    original = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem
+    text = " ".join(str(original).split()) or type(original).__name__
+    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
+
+
+def transient(problem: BaseException, what: str) -> TransientStoreError:
+    """The error that callers see while the store is away."""
+    return TransientStoreError(f"{what}: {reason(problem)}")

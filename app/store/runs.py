@@ -1,0 +1,133 @@
+"""Reads sessions, runs, handoffs and open tool calls back (`RunStore`), and lists sessions.
+
+Rows are dictionaries by column name, JSON decoded, times in µs.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Select, Table, bindparam, func, select
+
+from app.agent.runs import SessionCounters
+from app.store.cursors import pack, unpack
+from app.store.reader import Reader, Record
+from app.store.tables import handoffs, messages, runs, sessions
+
+_SESSIONS_ORDER = "sessions"
+
+
+def _of(table: Table, *columns: str) -> Select[Any]:
+    """All columns of the tenant's rows whose `columns` have the values of the parameters of the same names."""
+    mine = (table.c[name] == bindparam(name) for name in ("tenant_id", *columns))
+    return select(table).where(*mine)
+
+
+_session = _of(sessions, "id").where(sessions.c.erased_at.is_(None))
+_sessions = (
+    select(sessions)
+    .where(sessions.c.tenant_id == bindparam("tenant_id"), sessions.c.erased_at.is_(None))
+    .order_by(sessions.c.id.desc())
+    .limit(bindparam("limit"))
+)
+_sessions_after = _sessions.where(sessions.c.id < bindparam("after"))
+_run = _of(runs, "id")
+_runs = _of(runs, "session_id").order_by(runs.c.ordinal)
+_handoff = _of(handoffs, "id")
+_handoff_runs = _of(runs, "handoff_id").order_by(runs.c.ordinal)
+_open_runs = select(runs).where(runs.c.ended_at.is_(None))
+_open_handoffs = select(handoffs).where(handoffs.c.ended_at.is_(None))
+_exchanges = (
+    select(messages.c.memory_seq, messages.c.step, messages.c.tool_calls, messages.c.tool_call_id, messages.c.role)
+    .where(messages.c.tenant_id == bindparam("tenant_id"), messages.c.run_id == bindparam("run_id"))
+    .where(messages.c.role.in_(("assistant", "tool")))
+    .order_by(messages.c.seq)
+)
+_last_ordinal = select(func.max(runs.c.ordinal).label("ordinal")).where(
+    runs.c.tenant_id == bindparam("tenant_id"), runs.c.session_id == bindparam("session_id")
+)
+_names = (
+    select(runs.c.name)
+    .where(runs.c.tenant_id == bindparam("tenant_id"), runs.c.session_id == bindparam("session_id"))
+    .union(
+        select(handoffs.c.name).where(
+            handoffs.c.tenant_id == bindparam("tenant_id"), handoffs.c.session_id == bindparam("session_id")
+        )
+    )
+)
+
+
+class SqlRunStore:
+    """`RunStore` over SQLAlchemy."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    async def session(self, tenant: str, session_id: str) -> Mapping[str, Any] | None:
+        """One session row; None for an unknown or deleted one."""
+        return await self._reader.row(_session, {"tenant_id": tenant, "id": session_id})
+
+    async def sessions(self, tenant: str, cursor: str | None, limit: int) -> tuple[list[Mapping[str, Any]], str | None]:
+        """A page of sessions, newest first, and the cursor of the next. Raises `InvalidRequest` for a bad cursor."""
+        parameters: dict[str, Any] = {"tenant_id": tenant, "limit": limit + 1}
+        statement = _sessions
+        if cursor is not None:
+            (parameters["after"],) = unpack(cursor, _SESSIONS_ORDER, (str,))
+            statement = _sessions_after
+        rows: list[Mapping[str, Any]] = list(await self._reader.rows(statement, parameters))
+        if len(rows) <= limit:
+            return rows, None
+        return rows[:limit], pack(_SESSIONS_ORDER, (rows[limit - 1]["id"],))
+
+    async def counters(self, tenant: str, session_id: str) -> SessionCounters:
+        """The run ordinals and agent names already used in a session."""
+        mine = {"tenant_id": tenant, "session_id": session_id}
+        last = await self._reader.row(_last_ordinal, mine)
+        names = await self._reader.rows(_names, mine)
+        return SessionCounters(
+            next_ordinal=((last or {}).get("ordinal") or 0) + 1,
+            names=frozenset(row["name"] for row in names if row["name"] is not None),
+        )
+
+    async def run(self, tenant: str, run_id: str) -> Mapping[str, Any] | None:
+        """One run row."""
+        return await self._reader.row(_run, {"tenant_id": tenant, "id": run_id})
+
+    async def runs(self, tenant: str, session_id: str) -> list[Record]:
+        """All runs of a session, by ordinal."""
+        return await self._reader.rows(_runs, {"tenant_id": tenant, "session_id": session_id})
+
+    async def handoff(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
+        """One handoff row."""
+        return await self._reader.row(_handoff, {"tenant_id": tenant, "id": handoff_id})
+
+    async def handoff_runs(self, tenant: str, handoff_id: str) -> list[Record]:
+        """The runs of a handoff, one for each attempt, in order."""
+        return await self._reader.rows(_handoff_runs, {"tenant_id": tenant, "handoff_id": handoff_id})
+
+    async def open_runs(self) -> list[Record]:
+        """All runs of all tenants that are not final, deepest first."""
+        rows = await self._reader.rows(_open_runs)
+        return sorted(rows, key=lambda row: (-row["depth"], row["id"]))
+
+    async def open_handoffs(self) -> list[Record]:
+        """All handoffs of all tenants that are not final."""
+        return await self._reader.rows(_open_handoffs)
+
+    async def open_calls(self, tenant: str, run_id: str) -> list[Record]:
+        """Calls in a run's messages that no tool message answers, in the order in which they were made; also those
+        that were never taken up. `memory_seq` is the number of the message that asks, `sub` the place in it."""
+        rows = await self._reader.rows(_exchanges, {"tenant_id": tenant, "run_id": run_id})
+        answered = {row["tool_call_id"] for row in rows if row["role"] == "tool"}
+        return [
+            {
+                "id": call["call_id"],
+                "provider_call_id": call["provider_call_id"],
+                "tool": call["name"],
+                "step": row["step"],
+                "sub": place,
+                "memory_seq": row["memory_seq"],
+            }
+            for row in rows
+            for place, call in enumerate(row["tool_calls"] or (), start=1)
+            if call["call_id"] not in answered
+        ]

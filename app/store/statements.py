@@ -1,0 +1,219 @@
+"""Carries the rows of a projection into the tables: few statements for a batch, each for many rows.
+
+Knows no event and begins no transaction. Statements are built by SQLAlchemy once and kept as text.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    make_url,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.agent.events import Write
+from app.store.columns import Json
+from app.store.projection import Key, Projection, Row
+from app.store.tables import (
+    agents,
+    api_keys,
+    approvals,
+    artifacts,
+    events,
+    handoffs,
+    idempotency_keys,
+    memories,
+    messages,
+    notes,
+    notices,
+    runs,
+    sessions,
+    tenants,
+    tool_calls,
+)
+
+_TABLES = {table.name: table for table in (events, sessions, memories, runs, handoffs, messages, tool_calls)}
+_JSON = {
+    name: tuple(column.name for column in table.c if isinstance(column.type, Json)) for name, table in _TABLES.items()
+}
+_RESULT = ("status", "is_error", "message_id", "result_seq", "ended_at", "duration_ms")
+# What is written without an event; the other tables belong to the projection.
+_LONE = {table.name: table for table in (agents, api_keys, artifacts, idempotency_keys, notes, tenants)}
+# What a deleted session leaves behind nothing of, with the column that holds the number of the event.
+_ERASED = ((messages, "seq"), (tool_calls, "seq"), (runs, "first_seq"), (handoffs, "start_seq"))
+_ERASED_WHOLE = (memories, approvals, notices, artifacts, notes)
+
+
+def store_rows(connection: Connection, rows: Projection, event_rows: Sequence[Row]) -> None:
+    """Insert and change everything that one batch leads to, in one transaction of the caller."""
+    _execute(connection, _insert, "events", event_rows)
+    _execute(connection, _insert, "sessions", rows.sessions.values())
+    _execute(connection, _memories, "memories", rows.memories.values())
+    _execute(connection, _insert, "runs", rows.runs.values())
+    _execute(connection, _insert, "handoffs", rows.handoffs.values())
+    _execute(connection, _insert, "messages", rows.messages)
+    _execute(connection, _insert, "tool_calls", rows.calls.values())
+    _change(connection, "sessions", rows.session_changes)
+    _change(connection, "runs", rows.run_changes)
+    _change(connection, "handoffs", rows.handoff_changes)
+    _change(connection, "tool_calls", rows.call_changes)
+    _execute(connection, _results, "tool_calls", rows.results.values())
+    for (tenant, session_id), upto in rows.erased.items():
+        _erase(connection, tenant, session_id, upto)
+
+
+def _change(connection: Connection, table: str, changes: Mapping[Key, Row]) -> None:
+    """Set columns of stored rows: one statement for each set of columns."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for (tenant, row_id), values in changes.items():
+        groups.setdefault(tuple(values), []).append({**values, "old_tenant": tenant, "old_id": row_id})
+    for columns, rows in groups.items():
+        _execute(connection, _update, table, rows, columns)
+
+
+def _execute(
+    connection: Connection, build: Callable[..., Any], table: str, rows: Collection[Row], columns: tuple[str, ...] = ()
+) -> None:
+    """Send rows to the driver as they are: what SQLAlchemy does to each row on the way costs as much as SQLite."""
+    if not rows:
+        return
+    for column in _JSON[table]:
+        for row in rows:
+            value = row.get(column)
+            if value is not None:
+                row[column] = msgspec.json.encode(value).decode()
+    connection.exec_driver_sql(_sql(connection.dialect.name, build, table, columns), list(rows))
+
+
+@cache
+def _sql(dialect: str, build: Callable[..., Any], table: str, columns: tuple[str, ...]) -> str:
+    """The text of a statement, with parameters by name."""
+    new = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    kind: Any = make_url(f"{dialect}://").get_dialect()
+    spoken = kind(paramstyle="named" if dialect == "sqlite" else "pyformat")
+    return str(build(new, _TABLES[table], columns).compile(dialect=spoken))
+
+
+def _insert(new: Callable[[Table], Any], table: Table, _columns: tuple[str, ...]) -> Any:
+    return new(table).values({column.name: bindparam(column.name) for column in table.c if column.name != "row_id"})
+
+
+def _update(_new: Callable[[Table], Any], table: Table, columns: tuple[str, ...]) -> Any:
+    same = and_(table.c.tenant_id == bindparam("old_tenant"), table.c.id == bindparam("old_id"))
+    statement = update(table).where(same).values({column: bindparam(column) for column in columns})
+    # The second net under "one final state": a row that is final is not changed any more.
+    return statement.where(table.c.ended_at.is_(None)) if table in (runs, handoffs) else statement
+
+
+def _memories(new: Callable[[Table], Any], table: Table, columns: tuple[str, ...]) -> Any:
+    """A memory is made, or its counters move on; they never go back."""
+    statement = _insert(new, table, columns)
+    ahead = {name: _larger(table.c[name], statement.excluded[name]) for name in ("next_turn", "next_seq")}
+    return statement.on_conflict_do_update(index_elements=["tenant_id", "id"], set_=ahead)
+
+
+def _results(new: Callable[[Table], Any], table: Table, columns: tuple[str, ...]) -> Any:
+    """A tool call is completed; one that was never recorded is made now."""
+    statement = _insert(new, table, columns)
+    values = {name: statement.excluded[name] for name in _RESULT}
+    values |= {name: func.coalesce(statement.excluded[name], table.c[name]) for name in ("read_only", "started_at")}
+    return statement.on_conflict_do_update(index_elements=["tenant_id", "id"], set_=values)
+
+
+def _larger(old: ColumnElement[int], new: ColumnElement[int]) -> ColumnElement[int]:
+    return case((new > old, new), else_=old)
+
+
+def _erase(connection: Connection, tenant: str, session_id: str, upto: int) -> None:
+    """Remove what a deleted session said and did before event `upto`; the digests of its events stay."""
+    before = and_(events.c.tenant_id == tenant, events.c.session_id == session_id, events.c.seq < upto)
+    connection.execute(update(events).where(before).values(data=None))
+    for table, seq in _ERASED:
+        mine = and_(table.c.tenant_id == tenant, table.c.session_id == session_id, table.c[seq] < upto)
+        connection.execute(delete(table).where(mine))
+    for table in _ERASED_WHOLE:
+        connection.execute(delete(table).where(table.c.tenant_id == tenant, table.c.session_id == session_id))
+
+
+# ── heads ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+_head = select(sessions.c.next_seq, sessions.c.head_hash).where(
+    sessions.c.tenant_id == bindparam("tenant"), sessions.c.id == bindparam("session")
+)
+_stored_event = select(events.c.envelope, events.c.data_digest).where(
+    events.c.tenant_id == bindparam("tenant"),
+    events.c.session_id == bindparam("session"),
+    events.c.seq == bindparam("seq"),
+)
+
+
+def load_head(connection: Connection, key: Key) -> tuple[int, bytes] | None:
+    """The next event number of a session and the hash of its last event; None for an unknown session."""
+    row = connection.execute(_head, {"tenant": key[0], "session": key[1]}).one_or_none()
+    return None if row is None else (row.next_seq, row.head_hash)
+
+
+def is_stored(connection: Connection, key: Key, seq: int, envelope: bytes, digest: bytes) -> bool:
+    """Whether exactly this event stands in the log already."""
+    row = connection.execute(_stored_event, {"tenant": key[0], "session": key[1], "seq": seq}).one_or_none()
+    return row is not None and row.envelope == envelope and row.data_digest == digest
+
+
+# ── lone rows ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def store_write(connection: Connection, write: Write) -> None:
+    """Carry out one `Write`. Raises ValueError when it names no tenant, a table of the projection, or no such column.
+
+    With `key` the row is changed (with `keep`: left as it is), or made if there is none; without, it must be new.
+    """
+    table, values = _checked(write)
+    if not write.key:
+        connection.execute(insert(table).values(values))
+        return
+    same = and_(*(table.c[name] == values[name] for name in ("tenant_id", *write.key)))
+    if write.delete:
+        connection.execute(delete(table).where(same))
+    elif write.keep:
+        if connection.execute(select(literal(1)).select_from(table).where(same).limit(1)).first() is None:
+            connection.execute(insert(table).values(values))
+    elif connection.execute(update(table).where(same).values(values)).rowcount == 0:
+        connection.execute(insert(table).values(values))
+
+
+def _checked(write: Write) -> tuple[Table, dict[str, Any]]:
+    table = _LONE.get(write.table)
+    if table is None:
+        raise ValueError(f"table {write.table!r} is not written by single rows; these are: {', '.join(sorted(_LONE))}")
+    values = dict(write.values)
+    missing = [name for name in ("tenant_id", *write.key) if values.get(name) is None]
+    if missing:
+        raise ValueError(f"a row for {write.table!r} needs {', '.join(missing)}")
+    unknown = sorted(values.keys() - table.c.keys())
+    if unknown:
+        raise ValueError(f"table {write.table!r} has no column {', '.join(unknown)}")
+    if write.delete and not write.key:
+        raise ValueError(f"deleting from {write.table!r} needs key columns")
+    return table, values
+
+
+def has_write(connection: Connection, write: Write) -> bool:
+    """Whether exactly this row is there already."""
+    table, values = _checked(write)
+    same = and_(*(table.c[name] == value for name, value in values.items()))
+    return connection.execute(select(func.count()).select_from(table).where(same)).scalar_one() > 0

@@ -1,0 +1,193 @@
+"""The one writer: events, their rows and lone rows, in one transaction for each batch (spec 12.3, 12.5).
+
+Runs in the journal's writer thread on its own synchronous connection. Knows neither the queue nor the bus.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from app.agent import faults
+from app.agent.events import Event, Write
+from app.sessions.ports import Rejected, Replace, TransientStoreError
+from app.store.chain import START, Head, Heads, digest, link, seal
+from app.store.failures import is_transient, reason, transient
+from app.store.projection import Key, Projection, Row, blank_session
+from app.store.statements import has_write, is_stored, load_head, store_rows, store_write
+
+T = TypeVar("T")
+
+HEADS = 10_000  # sessions whose head is remembered: about 3 MB
+
+
+class OutOfOrder(ValueError):
+    """An event's number does not follow its session's last one in the store."""
+
+
+class SqlWriter:
+    """`EventWriter` over SQLAlchemy Core. `connect` opens a connection and is called in the writer thread;
+    `replace` builds the `error` event that takes the place of one that cannot be stored; `audit_key` signs heads."""
+
+    def __init__(
+        self, connect: Callable[[], Connection], replace: Replace, *, audit_key: bytes | None = None, heads: int = HEADS
+    ) -> None:
+        self._connect = connect
+        self._replace = replace
+        self._audit_key = audit_key
+        self._heads = Heads(heads)
+        self._connection: Connection | None = None
+        self._staged: dict[Key, Head] = {}  # heads that the open transaction leads to
+        self._doubtful = False  # the last commit failed without saying whether it happened
+
+    def write(self, batch: Sequence[Event], writes: Sequence[Write] = ()) -> Sequence[Rejected]:
+        """See `EventWriter.write`."""
+        try:
+            self._transaction(partial(self._store_all, batch, writes))
+        except TransientStoreError:
+            raise
+        except Exception:  # noqa: BLE001  border: whatever one row does to the database must not cost its batch
+            return self._transaction(partial(self._store_singly, batch, writes), last=True)
+        return ()
+
+    def close(self) -> None:
+        """See `EventWriter.close`."""
+        self._drop()
+
+    def _transaction(self, work: Callable[[Connection], T], *, last: bool = False) -> T:
+        """Do `work` and commit. Raises `TransientStoreError` for errors that pass, and for all when this is the
+        `last` way to store the batch: then nothing can be stored now."""
+        try:
+            connection = self._connection = self._connection or self._connect()
+            self._staged = {}
+            with connection.begin() as transaction:
+                result = work(connection)
+                faults.hit("store.commit")
+                self._doubtful = True
+                transaction.commit()
+            faults.hit("store.committed")
+        except Exception as problem:  # border to the database: sorted into what passes and what a row has done
+            self._heads.forget()
+            if last or is_transient(problem):
+                self._drop()
+                raise transient(problem, "the store takes no writes at the moment") from problem
+            raise
+        self._doubtful = False
+        self._heads.keep(self._staged)
+        return result
+
+    def _drop(self) -> None:
+        """Give the connection up; the next batch opens another. A lost one must not raise again here."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except Exception:  # noqa: BLE001  border: the connection is thrown away
+                connection.invalidate()
+
+    # ── all at once ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _store_all(self, batch: Sequence[Event], writes: Sequence[Write], connection: Connection) -> None:
+        if batch:
+            self._store_events(connection, batch)
+        for write in writes:
+            self._store_lone(connection, write)
+
+    def _store_events(self, connection: Connection, batch: Sequence[Event]) -> None:
+        rows = Projection()
+        event_rows: list[Row] = []
+        heads: dict[Key, Head] = {}
+        also: list[Write] = []
+        for event in batch:
+            key = (event.tenant, event.session_id)
+            head = heads.get(key) or self._head(connection, key, event)
+            data_digest = digest(event.data)
+            if event.seq != head.next_seq:
+                self._refuse_unless_stored(connection, event, head, data_digest)
+                continue
+            event_hash = link(head.hash, event.envelope, data_digest)
+            heads[key] = Head(event.seq + 1, event_hash)
+            event_rows.append(_event_row(event, data_digest, event_hash))
+            rows.add(event)
+            if event.seq == 1 and key not in rows.sessions:
+                rows.sessions[key] = blank_session(event)
+            also.extend(event.also)
+        for (tenant, session_id), head in heads.items():
+            rows.change_session(tenant, session_id, self._head_columns(head))
+        store_rows(connection, rows, event_rows)
+        for write in also:
+            store_write(connection, write)
+        self._staged.update(heads)
+
+    def _head(self, connection: Connection, key: Key, event: Event) -> Head:
+        head = self._staged.get(key) or self._heads.get(key)
+        if head is None and (event.seq > 1 or self._doubtful):
+            found = load_head(connection, key)
+            head = Head(*found) if found is not None else None
+        return head or START
+
+    def _head_columns(self, head: Head) -> Row:
+        mac = seal(self._audit_key, head) if self._audit_key else None
+        return {"next_seq": head.next_seq, "head_hash": head.hash, "head_mac": mac}
+
+    def _refuse_unless_stored(self, connection: Connection, event: Event, head: Head, data_digest: bytes) -> None:
+        """A batch that comes again after a lost commit is in the log already; anything else is a second writer."""
+        key = (event.tenant, event.session_id)
+        if not is_stored(connection, key, event.seq, event.envelope, data_digest):
+            raise OutOfOrder(
+                f"event {event.seq} ({event.type}) of session {event.session_id} does not follow event "
+                f"{head.next_seq - 1} in the store: another process writes to this session"
+            )
+
+    def _store_lone(self, connection: Connection, write: Write) -> None:
+        if self._doubtful and not write.key and has_write(connection, write):
+            return  # its commit was lost on the way back
+        store_write(connection, write)
+
+    # ── row by row ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _store_singly(
+        self, batch: Sequence[Event], writes: Sequence[Write], connection: Connection
+    ) -> Sequence[Rejected]:
+        rejected: list[Rejected] = []
+        for event in batch:
+            problem = self._attempt(connection, partial(self._store_events, connection, [event]))
+            if isinstance(problem, OutOfOrder):
+                rejected.append(Rejected(reason=str(problem), event=event))
+            elif problem is not None:
+                replacement = self._replace(event, reason(problem))
+                with connection.begin_nested():
+                    self._store_events(connection, [replacement])
+                rejected.append(Rejected(reason=reason(problem), event=event, replacement=replacement))
+        for write in writes:
+            problem = self._attempt(connection, partial(self._store_lone, connection, write))
+            if problem is not None:
+                rejected.append(Rejected(reason=reason(problem), write=write))
+        return rejected
+
+    def _attempt(self, connection: Connection, work: Callable[[], None]) -> Exception | None:
+        """Do `work` in a savepoint; what it did is undone when it fails. Errors that pass are raised."""
+        try:
+            with connection.begin_nested():
+                work()
+        except Exception as problem:  # border: a bad row can fail in the projection, the driver or the database
+            if is_transient(problem):
+                raise
+            return problem
+        return None
+
+
+def _event_row(event: Event, data_digest: bytes, event_hash: bytes) -> Row:
+    return {
+        "tenant_id": event.tenant,
+        "session_id": event.session_id,
+        "seq": event.seq,
+        "type": event.type,
+        "run_id": event.run.id if event.run is not None else None,
+        "ts": event.ts,
+        "envelope": event.envelope,
+        "data": event.data,
+        "data_digest": data_digest,
+        "hash": event_hash,
+    }

@@ -1,0 +1,315 @@
+"""The composition root: the only module that names concrete classes. Builds the service and ends it, in order.
+
+Everything below gets plain values and ports; nothing below sees the settings.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.agent.calls import OutputLimit
+from app.agent.delegation import Roster
+from app.agent.errors import SubagentdError
+from app.agent.runner import RunnerParts
+from app.agent.supervisor import RunSupervisor
+from app.agent.tools import Tool, ToolRegistry
+from app.bus.memory import MemoryBus
+from app.definitions.catalog import Catalog
+from app.definitions.reader import DefinitionReader
+from app.llm.catalog import Models
+from app.llm.profile import Profile
+from app.masking import ValueMasker, secret_values
+from app.sessions.access import Access, check_bind
+from app.sessions.delegations import Delegations
+from app.sessions.feed import EventFeed
+from app.sessions.journal import Journal, replacement
+from app.sessions.opening import Opening
+from app.sessions.recovery import Recovery
+from app.sessions.service import Defaults, Sessions
+from app.sessions.services import Services
+from app.sessions.tenant_agents import TenantAgents
+from app.settings import ModelProfile, Settings, header_secrets, url_secrets
+from app.store.agents import SqlAgentStore
+from app.store.database import Database
+from app.store.events import SqlEventLog
+from app.store.keys import SqlKeyStore
+from app.store.memories import SqlMemoryStore
+from app.store.messages import SqlAuditStore
+from app.store.migrate import MigrationError, upgrade
+from app.store.runs import SqlRunStore
+from app.telemetry.logs import mask_with
+from app.telemetry.metrics import Metrics
+from app.tools.builtin import builtin_tools
+from app.tools.function import load_entry_points, load_tool
+from app.tools.schema import JsonSchemaChecker
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 10.0  # for what is still to be stored when the service ends
+
+
+class Refused(Exception):
+    """The service cannot start with these settings; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wired:
+    """A service that is ready, and how it ends."""
+
+    services: Services
+    database: Database
+    models: Models
+
+    async def drain(self, grace_s: float) -> None:
+        """Readiness red, streams closed, runs given the grace and then interrupted. Requests may still be answered."""
+        services = self.services
+        services.sessions.stopping = True
+        services.feed.close()
+        await services.access.close()
+        await services.sessions.close(grace_s)
+        await services.delegations.close()
+
+    async def close(self) -> None:
+        """Store what is left and give everything back; the last call."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self.services.sessions.close(0)
+                await self.services.journal.close()
+        except TimeoutError:
+            log.error("the store did not take what was left within %s s; it is lost", CLOSE_S)
+        await self.models.close()
+        await self.database.close()
+
+
+async def build(settings: Settings) -> Wired:
+    """Everything, ready to serve: migrated, recovered, definitions read. Raises `Refused`."""
+    try:
+        return await _build(settings)
+    except (SubagentdError, MigrationError, OSError, ValueError) as error:
+        raise Refused(f"the service cannot start: {error}") from error
+
+
+async def _build(settings: Settings) -> Wired:
+    masker = ValueMasker(_secrets(settings))
+    mask_with(masker)
+    database = Database(
+        settings.store.url, synchronous=settings.store.synchronous, busy_timeout_ms=settings.store.busy_timeout_ms
+    )
+    await asyncio.to_thread(upgrade, settings.store.url)
+    await database.open()
+    try:
+        return await _assemble(settings, masker, database)
+    except BaseException:  # whatever it is: the lock and the connections are given back
+        await database.close()
+        raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ground:
+    """What the services stand on."""
+
+    settings: Settings
+    masker: ValueMasker
+    database: Database
+    store: SqlRunStore
+    event_log: SqlEventLog
+    bus: MemoryBus
+    metrics: Metrics
+    journal: Journal
+    tools: ToolRegistry
+    catalog: Catalog
+    definitions: DefinitionReader
+    opening: Opening
+    roster: Roster
+    models: Models
+
+
+def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Ground:
+    event_log = SqlEventLog(database.reader)
+    bus, metrics = MemoryBus(settings.stream.buffer_bytes), Metrics()
+    audit_key = settings.audit.key.get_secret_value().encode() if settings.audit.key else None
+    tools = ToolRegistry(_tools(settings))
+    known = frozenset(tools)
+    catalog, definitions, models = (
+        Catalog(settings.agents, known_tools=known),
+        DefinitionReader(known),
+        _models(settings),
+    )
+    if settings.models.default:
+        models.resolve(settings.models.default)  # a name that means nothing is said now, not by the first run
+    return _Ground(
+        settings=settings,
+        masker=masker,
+        database=database,
+        store=SqlRunStore(database.reader),
+        event_log=event_log,
+        bus=bus,
+        metrics=metrics,
+        journal=Journal(
+            database.writer(replacement, audit_key=audit_key),
+            bus,
+            event_log,
+            masker=masker,
+            linger_ms=settings.store.linger_ms,
+            max_bytes=settings.store.max_waiting_bytes,
+            listeners=(metrics.observe,),
+        ),
+        tools=tools,
+        catalog=catalog,
+        definitions=definitions,
+        opening=Opening(definitions, settings.tools.workspace),
+        roster=Roster(catalog),
+        models=models,
+    )
+
+
+def _supervisor(ground: _Ground) -> RunSupervisor:
+    settings, opening = ground.settings, ground.opening
+    parts = RunnerParts(
+        recorder=ground.journal,
+        models=ground.models,
+        tools=ground.tools,
+        roster=ground.roster,
+        checker=JsonSchemaChecker(),
+        masker=ground.masker,
+        output_limit=OutputLimit(
+            max_chars=settings.tools.max_output_chars,
+            head_chars=settings.tools.output_head_chars,
+            tail_chars=settings.tools.output_tail_chars,
+        ),
+        workspace=lambda session: opening.workspace(session.workspace),
+        subagent_steps=settings.limits.subagent_steps,
+        max_steps=settings.limits.max_steps,
+    )
+    return RunSupervisor(parts, ground.journal.release)
+
+
+def _sessions(ground: _Ground, supervisor: RunSupervisor) -> Sessions:
+    settings = ground.settings
+    return Sessions(
+        supervisor=supervisor,
+        journal=ground.journal,
+        store=ground.store,
+        memories=SqlMemoryStore(ground.database.reader),
+        roster=ground.roster,
+        models=ground.models,
+        opening=ground.opening,
+        defaults=Defaults(
+            agent=settings.default_agent,
+            parent_steps=settings.limits.parent_steps,
+            max_steps=settings.limits.max_steps,
+        ),
+    )
+
+
+async def _assemble(settings: Settings, masker: ValueMasker, database: Database) -> Wired:
+    """The services on their ground: definitions are read, what a crash left open is closed, then it may be asked."""
+    ground = _ground(settings, masker, database)
+    await asyncio.to_thread(ground.catalog.reload)
+    supervisor = _supervisor(ground)
+    sessions = _sessions(ground, supervisor)
+    agents = TenantAgents(
+        ground.catalog, ground.definitions, SqlAgentStore(database.reader), ground.journal, ground.tools, masker
+    )
+    key = settings.http.key.get_secret_value() if settings.http.key else None
+    access = Access(SqlKeyStore(database.reader), ground.journal, key)
+    await Recovery(ground.store, ground.journal).run()
+    await agents.load()
+    await access.load()
+    check_bind(settings.http.host, has_keys=access.has_keys)
+    for problem in ground.catalog.report("default").problems:
+        log.warning("agent file %s", problem)
+    services = Services(
+        sessions=sessions,
+        delegations=_delegations(ground, supervisor, sessions),
+        feed=_feed(ground),
+        audit=SqlAuditStore(database.reader),
+        access=access,
+        agents=agents,
+        models=ground.models,
+        tools=ground.tools,
+        journal=ground.journal,
+        supervisor=supervisor,
+        metrics=ground.metrics,
+        check_store=database.check,
+        data_path=database.location.path,
+    )
+    return Wired(services=services, database=database, models=ground.models)
+
+
+def _delegations(ground: _Ground, supervisor: RunSupervisor, sessions: Sessions) -> Delegations:
+    return Delegations(
+        sessions=sessions,
+        handoffs=supervisor.handoffs,
+        journal=ground.journal,
+        store=ground.store,
+        roster=ground.roster,
+        models=ground.models,
+        reader=ground.definitions,
+    )
+
+
+def _feed(ground: _Ground) -> EventFeed:
+    stream = ground.settings.stream
+    return EventFeed(
+        ground.event_log,
+        ground.bus,
+        ground.journal,
+        max_readers=stream.max_readers,
+        max_per_owner=stream.max_per_owner,
+        cursor_every_s=stream.heartbeat_s,
+    )
+
+
+def _secrets(settings: Settings) -> list[str]:
+    """Every value that must appear in no sink."""
+    own = [settings.http.key, settings.audit.key, settings.models.openai_api_key]
+    found = [secret.get_secret_value() for secret in own if secret is not None]
+    found += [*url_secrets(settings.store.url), *url_secrets(settings.models.openai_base_url or "")]
+    for profile in settings.models.profiles.values():
+        found += [os.environ.get(profile.api_key_env or "", ""), *url_secrets(profile.base_url or "")]
+        found += header_secrets(profile.headers)
+    return [*found, *secret_values(os.environ)]
+
+
+def tool_names(settings: Settings) -> frozenset[str]:
+    """The ordinary tools of a service with these settings. Raises ValueError for own tools that cannot be used."""
+    return frozenset(ToolRegistry(_tools(settings)))
+
+
+def _tools(settings: Settings) -> list[Tool]:
+    """Built-in tools and those of operators. Two of one name are refused: a silent winner would change what every
+    whitelist means."""
+    tools: dict[str, Tool] = {tool.spec.name: tool for tool in builtin_tools()}
+    own = [*load_entry_points(), *(tool for path in settings.tools.functions for tool in load_tool(path))]
+    for tool in own:
+        if tool.spec.name in tools:
+            raise ValueError(
+                f"two tools are named {tool.spec.name!r}: rename the one from tools.functions or its package"
+            )
+        tools[tool.spec.name] = tool
+    return list(tools.values())
+
+
+def _models(settings: Settings) -> Models:
+    given = settings.models
+    scripts: Path | None = given.scripts
+    return Models(
+        default=given.default,
+        profiles={name: _profile(name, profile, os.environ) for name, profile in given.profiles.items()},
+        openai_base_url=given.openai_base_url,
+        openai_api_key=given.openai_api_key.get_secret_value() if given.openai_api_key else None,
+        scripts_dir=scripts,
+    )
+
+
+def _profile(name: str, given: ModelProfile, environment: Mapping[str, str]) -> Profile:
+    fields: dict[str, Any] = given.model_dump(exclude={"api_key_env", "base_url"}, exclude_none=True)
+    key = environment.get(given.api_key_env or "", "")
+    if given.api_key_env and not key:
+        raise ValueError(f"models.profiles.{name}: the environment variable {given.api_key_env} is not set")
+    return Profile(name=name, base_url=given.base_url or "", api_key=key, **fields)

@@ -1,0 +1,219 @@
+"""Every error over HTTP is a problem (RFC 9457): what is wrong, where, and nothing that is nobody's business."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.conftest import body, in_process
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+RUN = "/v1/runs"
+UNKNOWN = "run_00000000000000000000000000"
+JSON = "application/json"
+
+
+def checked(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """The problem in an answer, which has the form that all have."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = answer.json()
+    assert problem["type"].startswith("/problems/")
+    assert problem["title"]
+    assert problem["detail"]
+    assert (problem["status"], problem["code"]) == (status, code), problem
+    return problem
+
+
+@pytest.mark.spec("14.1", "14.3", "14.7", "14.8")
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "code"),
+    [
+        ("GET", "/v1/nothing", None, 404, "not_found"),
+        ("GET", "/nothing", None, 404, "not_found"),
+        ("GET", f"{RUN}/{UNKNOWN}", None, 404, "not_found"),
+        ("GET", f"{RUN}/{UNKNOWN}/events", None, 404, "not_found"),
+        ("GET", "/v1/runs/", None, 404, "not_found"),
+        ("PUT", RUN, "{}", 405, "method_not_allowed"),
+        ("POST", RUN, "{", 400, "malformed_json"),
+        ("POST", RUN, '{"input": "\\q"}', 400, "malformed_json"),
+        ("POST", RUN, "[" * 100_000, 400, "malformed_json"),
+        ("POST", RUN, '{"input": "x", "max_steps": ' + "9" * 5000 + "}", 400, "malformed_json"),
+        ("POST", RUN, "[]", 422, "invalid_request"),
+        ("POST", RUN, '"x"', 422, "invalid_request"),
+        ("POST", RUN, "", 422, "invalid_request"),
+        ("POST", RUN, "{}", 422, "invalid_request"),
+        ("POST", RUN, '{"input": "x", "agent": "nobody"}', 422, "unknown_agent"),
+        ("POST", RUN, '{"input": "x", "model": "nobody:x"}', 422, "unknown_model"),
+        ("POST", RUN, '{"input": "x", "workspace": "../.."}', 422, "no_workspace"),
+        ("POST", RUN, '{"input": "x", "workspace": "' + "x" * 5000 + '"}', 422, "no_workspace"),
+        ("POST", RUN, '{"input": "x", "workspace": "\\ud800"}', 422, "no_workspace"),
+        ("POST", RUN, '{"input": "x", "on_busy": {}}', 422, "invalid_request"),
+        ("POST", RUN, '{"input": "x", "on_busy": [[]]}', 422, "invalid_request"),
+        ("GET", "/v1/sessions?limit=0", None, 422, "invalid_request"),
+        ("GET", "/v1/sessions?limit=501", None, 422, "invalid_request"),
+        ("GET", "/v1/sessions?limit=many", None, 422, "invalid_request"),
+        ("GET", "/v1/sessions?cursor=nonsense", None, 422, "invalid_cursor"),
+        ("GET", "/v1/audit?since=yesterday", None, 422, "invalid_request"),
+        ("GET", "/v1/sessions?limti=5", None, 422, "invalid_request"),
+        ("GET", "/v1/audit?text=x", None, 422, "unsupported"),
+    ],
+)
+async def test_a_wrong_request_gets_a_problem_with_its_code(
+    http: httpx.AsyncClient, method: str, path: str, content: str | None, status: int, code: str
+) -> None:
+    headers = {"content-type": JSON} if content is not None else {}
+    problem = checked(await http.request(method, path, content=content, headers=headers), status, code)
+    assert "errors" in problem or status in (400, 404, 405) or code.startswith("unknown")
+
+
+@pytest.mark.spec("14.3", "14.7", "14.9")
+@pytest.mark.parametrize(
+    ("fields", "at", "code"),
+    [
+        ({"thinking": {"type": "enabled"}}, "thinking", "unsupported"),
+        ({"budget": {"tokens": 1}}, "budget", "unsupported"),
+        ({"permissions": {}}, "permissions", "unsupported"),
+        ({"texts": {}}, "texts", "unsupported"),
+        ({"output_schema": {}}, "output_schema", "unsupported"),
+        ({"webhook": "https://example.org"}, "webhook", "unsupported"),
+        ({"on_busy": "enqueue"}, "on_busy", "unsupported"),
+        ({"on_busy": "interrupt"}, "on_busy", "unsupported"),
+        ({"on_busy": "wait"}, "on_busy", "invalid_request"),
+        ({"surfaces": ["task"]}, "surfaces[0]", "unsupported"),
+        ({"surfaces": [{"kind": "dispatch", "templates": {}}]}, "surfaces[0].templates", "unsupported"),
+        ({"surfaces": ["telepathy"]}, "surfaces[0]", "invalid_request"),
+        ({"policy": {"max_retries": 2}}, "policy.max_retries", "unsupported"),
+        ({"policy": {"on_error": "fallback_to_primary"}}, "policy.on_error", "unsupported"),
+        ({"policy": {"max_deepth": 2}}, "policy.max_deepth", "invalid_request"),
+        ({"inptu": "x"}, "inptu", "invalid_request"),
+        ({"input": 5}, "input", "invalid_request"),
+        ({"max_steps": "5"}, "max_steps", "invalid_request"),
+        ({"max_steps": 0}, "max_steps", "invalid_request"),
+        ({"max_steps": 201}, "max_steps", "invalid_request"),
+        ({"deadline_ms": -1}, "deadline_ms", "invalid_request"),
+        ({"agents": [7]}, "agents[0]", "invalid_request"),
+        ({"agents": [{"name": "x"}]}, "agents[0].description", "invalid_request"),
+        (
+            {"agents": [{"name": "x", "description": "d", "output_schema": {"type": "object"}}]},
+            "agents[0].output_schema",
+            "unsupported",
+        ),
+    ],
+)
+async def test_a_field_is_refused_by_its_name_and_later_ones_are_told_apart(
+    http: httpx.AsyncClient, fields: dict[str, Any], at: str, code: str
+) -> None:
+    problem = checked(await http.post(RUN, json={"input": "x", **fields}), 422, code)
+    assert [error["at"] for error in problem["errors"]] == [at]
+    assert at in problem["detail"]
+
+
+async def test_a_body_with_any_number_of_faults_gets_a_short_answer(http: httpx.AsyncClient) -> None:
+    unknown = {f"field{number}": 1 for number in range(3000)}
+    answer = await http.post(RUN, json={"input": "x", **unknown})
+    problem = checked(answer, 422, "invalid_request")
+    assert len(problem["errors"]) == 50
+    assert "2999 more" in problem["detail"]
+
+
+@pytest.mark.spec("14.9")
+@pytest.mark.parametrize("field", ["background", "resume", "output_schema"])
+async def test_a_later_field_of_a_delegation_is_named(http: httpx.AsyncClient, field: str) -> None:
+    answer = await http.post("/v1/delegations", json={"agent": "scout", "task": "x", field: True})
+    assert checked(answer, 422, "unsupported")["errors"][0]["at"] == field
+
+
+@pytest.mark.spec("14.9")
+async def test_a_delegation_in_a_session_cannot_change_that_session(http: httpx.AsyncClient) -> None:
+    session = (await http.post("/v1/sessions", json={})).json()
+    answer = await http.post(
+        "/v1/delegations", json={"agent": "scout", "task": "x", "session_id": session["id"], "user": "somebody else"}
+    )
+    assert "user" in checked(answer, 422, "invalid_request")["detail"]
+
+
+@pytest.mark.spec("14.7")
+@pytest.mark.parametrize("path", [RUN, "/v1/sessions", "/v1/delegations"])
+async def test_an_idempotency_key_is_refused_and_not_ignored(http: httpx.AsyncClient, path: str) -> None:
+    answer = await http.post(path, json=body("quick"), headers={"Idempotency-Key": "k"})
+    assert "Idempotency-Key" in checked(answer, 422, "unsupported")["detail"]
+
+
+@pytest.mark.spec("14.1")
+@pytest.mark.parametrize("name", ["metadata", "policy", "surfaces", "agents"])
+async def test_a_value_that_is_nested_too_deep_is_refused_and_breaks_nothing(
+    http: httpx.AsyncClient, name: str
+) -> None:
+    deep = json.loads('{"a":' * 800 + "1" + "}" * 800)
+    value = [deep] if name in ("surfaces", "agents") else deep
+    problem = checked(await http.post(RUN, json={"input": "x", name: value}), 422, "invalid_request")
+    assert problem["errors"][0]["at"].startswith(name)
+
+
+async def test_texts_that_no_store_takes_are_cleaned_and_never_a_fault(http: httpx.AsyncClient) -> None:
+    text = '{"input": "a\\u0000b\\ud800c", "title": "\\ud83d", "metadata": {"k\\u0000": NaN}}'
+    answer = await http.post(RUN, content=text, headers={"content-type": JSON})
+    assert answer.status_code == 202, answer.text
+    run = (await http.get(f"{RUN}/{answer.json()['id']}", params={"wait_ms": 5000})).json()
+    assert run["input"] == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c"
+    assert run["status"] == "completed"
+    for path in ("/v1/runs/%00", "/v1/runs/%ff%fe", "/v1/sessions/%F0%9F%98%80"):
+        checked(await http.get(path), 404, "not_found")
+
+
+@pytest.mark.spec("17.3")
+async def test_a_body_must_say_that_it_is_json(http: httpx.AsyncClient) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
+        answer = await http.post(RUN, content='{"input": "x"}', headers={"content-type": kind})
+        assert kind.partition(";")[0] in checked(answer, 415, "unsupported_media_type")["detail"]
+    fine = await http.post(RUN, json=body("quick"), headers={"content-type": "Application/JSON; charset=utf-8"})
+    assert fine.status_code == 202
+
+
+async def test_a_wrong_method_names_the_right_ones(http: httpx.AsyncClient) -> None:
+    answer = await http.delete(RUN)
+    assert answer.headers["allow"] == "POST"
+    assert "POST" in checked(answer, 405, "method_not_allowed")["detail"]
+
+
+@pytest.mark.case("B137")
+async def test_an_unforeseen_error_gives_an_id_and_keeps_its_text_for_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with in_process(tmp_path) as running:
+
+        async def broken() -> None:
+            raise RuntimeError("postgresql://admin:hunter2@db/secrets cannot be reached")
+
+        running.app.add_api_route("/v1/broken", broken)
+        with caplog.at_level(logging.ERROR):
+            async with running.client() as http:
+                problem = checked(await http.get("/v1/broken"), 500, "internal_error")
+        assert "hunter2" not in json.dumps(problem)
+        assert problem["request_id"].startswith("req_")
+        assert any(problem["request_id"] in record.getMessage() and record.exc_info for record in caplog.records)
+
+
+@pytest.mark.spec("12.3")
+async def test_while_nothing_can_be_stored_nothing_is_started_and_the_client_is_told_to_come_back(
+    tmp_path: Path,
+) -> None:
+    async with in_process(tmp_path) as running, running.client() as http:
+        running.services.journal.problem = "the disk is full"
+        for path in (RUN, "/v1/sessions", "/v1/delegations"):
+            answer = await http.post(path, json={"agent": "lead", **({"input": "x"} if path == RUN else {"task": "x"})})
+            if path == "/v1/sessions":
+                answer = await http.post(path, json={})
+            assert "disk is full" in checked(answer, 503, "store_unavailable")["detail"]
+            assert int(answer.headers["retry-after"]) >= 1
+        ready = await http.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json()["checks"]["journal"] == "the disk is full"
+        assert (await http.get("/healthz")).json() == {"status": "ok"}
+        running.services.journal.problem = None
+        assert (await http.get("/readyz")).json()["ready"] is True

@@ -1,0 +1,3 @@
+"""Fixtures of the flows."""
+
+from tests.postgres import empty_postgres_url, postgres_server, postgres_url  # noqa: F401  fixtures

@@ -1,0 +1,222 @@
+"""A process that dies at any moment: the next one closes what was open, once, and every session goes on."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.agent.events import Event, Write
+from app.sessions.ports import EventWriter, Rejected
+from app.sessions.recovery import NOT_RUN_RESULT, UNKNOWN_RESULT, Recovery
+from tests.agent.probes import Probe, Stage, echo
+from tests.plan import ask, call, task
+from tests.strict import history_problem
+from tests.world import World, world
+
+
+class Mortal:
+    """A writer whose process dies after `life` events: what comes later is told to be stored and is not."""
+
+    def __init__(self, real: EventWriter, life: int) -> None:
+        self.real = real
+        self.life = life
+        self.died = False
+
+    def write(self, batch: Sequence[Event], writes: Sequence[Write] = ()) -> Sequence[Rejected]:
+        """Store what there is life for."""
+        kept = list(batch[: self.life])
+        if len(kept) < len(batch) and not self.died:
+            # in one breath with the end before it: no crash comes between these two
+            kept += [event for event in batch[len(kept) : len(kept) + 1] if event.type == "session.idle"]
+            self.died = True
+        self.life = 0 if self.died else self.life - len(kept)
+        return self.real.write(kept, () if self.died else writes) if kept else ()
+
+    def close(self) -> None:
+        """See `EventWriter.close`."""
+        self.real.close()
+
+
+USE = {"text": "I work.", "calls": [call("glob", pattern="*"), call("write", x=1), call("nothing")]}
+STORY = task(
+    {
+        "text": "Two parts.",
+        "calls": [ask(task(USE, "part one")), ask(task({"calls": [ask(task(USE, "deep"))]}, "two"))],
+    },
+    {"calls": [call("glob", pattern="*")]},
+    "The end.",
+)
+
+
+async def crashed(folder: Path, life: int, tools: Sequence[Probe], *, direct: bool = False) -> int:
+    """Run the story in a process that dies after so many events; returns how many there would have been."""
+    async with world(folder, tools=tools, wrap=lambda real: Mortal(real, life), verify=False) as w:
+        if direct:
+            delegated = await w.delegate(STORY, policy={"max_depth": 3})
+            await delegated.result
+            return w.journal.recorded(delegated.session.id)
+        run = await w.run(STORY)
+        with contextlib.suppress(Exception):  # what is read may not have been stored
+            await w.supervisor.wait(run.id)
+        return w.journal.recorded(run.session_id)
+
+
+async def everything(w: World) -> dict[str, Any]:
+    """All rows that say what happened."""
+    tables = ("sessions", "events", "runs", "handoffs", "messages", "tool_calls", "memories")
+    return {table: await w.rows(table) for table in tables}
+
+
+@pytest.mark.spec("12.7", "4.6", "11.6", "12.3")
+@pytest.mark.case("B103", "B175")
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("start", range(4))
+async def test_after_a_crash_at_any_event_everything_is_closed_once_and_the_session_goes_on(
+    tmp_path: Path, start: int, direct: bool
+) -> None:
+    tools = (Probe("write", echo),)
+    first = tmp_path / "whole"
+    first.mkdir()
+    whole = await crashed(first, 10_000, tools, direct=direct)
+    assert whole > 60
+    for life in range(1 + start, whole + 1, 4):
+        folder = tmp_path / str(life)
+        folder.mkdir()
+        await crashed(folder, life, tools, direct=direct)
+        async with world(folder, tools=tools) as w:  # recovers, and checks the log at its end
+            assert await w.store.open_runs() == []
+            assert await w.store.open_handoffs() == []
+            assert [r for r in await w.rows("tool_calls") if r["ended_at"] is None] == []
+            before = await everything(w)
+            assert await Recovery(w.store, w.journal).run() == 0
+            assert await everything(w) == before
+            (session,) = before["sessions"]
+            if not direct:
+                row = await w.finished(await w.turn(session["id"], "go on"))
+                assert (row["status"], row["output"]) == ("completed", "echo: go on"), row["error"]
+                assert row["run"] == len(before["runs"]) + 1
+            else:
+                await (await w.delegate("go on", session_id=session["id"])).result
+
+
+@pytest.mark.spec("12.7", "12.2")
+@pytest.mark.case("B042")
+async def test_a_call_without_a_recorded_outcome_is_told_as_unknown_and_one_that_never_began_as_not_run(
+    tmp_path: Path,
+) -> None:
+    stage = Stage()
+    async with world(tmp_path, tools=stage.tools, wrap=lambda real: Mortal(real, 9), verify=False) as w:
+        session = await w.session()
+        run = await w.turn(session, task({"calls": [call("solo", key="a"), call("solo", key="b")]}, "x"))
+        await stage.reached("+a")
+        started = await w.rows("tool_calls", status="running")  # the ninth event, the last one that was stored
+        assert len(started) == 1
+        await w.supervisor.cancel(run.id)
+    async with world(tmp_path, tools=stage.tools) as w:
+        row = await w.row(run)
+        assert (row["status"], row["stop_reason"], row["partial"]) == ("interrupted", "shutdown", True)
+        assert row["error"]["code"] == "interrupted"
+        results = await w.events(session, "tool.result")
+        assert [(r["data"]["status"], r["data"]["content"]) for r in results] == [
+            ("unknown", UNKNOWN_RESULT), ("not_run", NOT_RUN_RESULT),
+        ]  # fmt: skip
+        await w.finished(await w.turn(session, "what now?"))
+        told = w.requests[-1].messages
+        assert history_problem(told) is None
+        assert [m.content for m in told if m.role == "tool"] == [UNKNOWN_RESULT, NOT_RUN_RESULT]
+
+
+@pytest.mark.spec("12.7", "13.4")
+async def test_an_interrupted_run_keeps_its_steps_its_words_and_what_it_and_its_children_used(tmp_path: Path) -> None:
+    stage = Stage()
+    spent = {"input_tokens": 100, "output_tokens": 10}
+    child = task({"text": "c", "usage": {"input_tokens": 7}})
+    held = task(
+        {"text": "said", "usage": spent, "calls": [ask(child)]}, {"text": "hold", "calls": [call("hold", key="x")]}
+    )
+    wrapped: list[Mortal] = []
+
+    def wrap(real: EventWriter) -> EventWriter:
+        wrapped.append(Mortal(real, 10_000))
+        return wrapped[0]
+
+    async with world(tmp_path, tools=stage.tools, wrap=wrap, verify=False) as w:
+        run = await w.run(task({"calls": [ask(held)], "usage": spent}, "x"))
+        await stage.reached("+x")
+        await w.journal.flush()
+        wrapped[0].life = 0
+        await w.supervisor.cancel(run.id)
+    async with world(tmp_path, tools=stage.tools) as w:
+        rows = {row["depth"]: row for row in await w.rows("runs", session_id=run.session_id)}
+        assert [rows[depth]["status"] for depth in (0, 1, 2)] == ["interrupted", "interrupted", "completed"]
+        assert (rows[1]["steps"], rows[1]["output"]) == (2, "hold")
+        assert rows[1]["usage"]["input_tokens"] == 100
+        assert rows[1]["usage_total"]["input_tokens"] == 107
+        assert rows[0]["usage_total"]["input_tokens"] == 107, "its own step was not completed"
+        (stop,) = [e for e in await w.events(run.session_id, "subagent.stop") if e["run_id"] == rows[1]["id"]]
+        assert (stop["data"]["status"], stop["data"]["result"], stop["data"]["steps"]) == ("interrupted", "hold", 2)
+
+
+@pytest.mark.spec("12.7", "3.6", "14.9")
+async def test_a_delegation_whose_run_had_ended_keeps_its_result(tmp_path: Path) -> None:
+    for life, status, output in ((12, "completed", "the result"), (5, "interrupted", "")):
+        folder = tmp_path / str(life)
+        folder.mkdir()
+        async with world(folder, wrap=lambda real, life=life: Mortal(real, life), verify=False) as w:  # type: ignore[misc]
+            handoff_id = (await (await w.delegate(task("the result"))).result).handoff_id
+        async with world(folder) as w:
+            found = await w.delegations.get(w.tenant, handoff_id)
+            assert (found["status"], found["output"], len(found["run_ids"])) == (status, output, 1)
+
+
+@pytest.mark.spec("12.7", "17.1")
+async def test_every_tenants_sessions_are_recovered_under_their_own_tenant(tmp_path: Path) -> None:
+    stage = Stage()
+    sessions = {}
+    for tenant in ("a", "b"):
+        async with world(tmp_path, tools=stage.tools, tenant=tenant, recover=False, verify=False,
+                         wrap=lambda real: Mortal(real, 10)) as w:  # fmt: skip
+            sessions[tenant] = (await w.run(task({"calls": [call("solo", key=tenant)]}, "x"))).session_id
+            await stage.reached(f"+{tenant}")
+            await w.sessions.close(0)
+    async with world(tmp_path, tools=stage.tools, tenant="a") as w:
+        rows = await w.rows("events", type="run.interrupted")
+        assert {(r["tenant_id"], r["session_id"]) for r in rows} == set(sessions.items())
+        with pytest.raises(Exception, match="no session"):
+            await w.sessions.session("a", sessions["b"])
+
+
+@pytest.mark.spec("12.2", "12.7", "14.3")
+@pytest.mark.case("B085", "B161")
+async def test_after_a_restart_a_session_remembers_its_turns_and_goes_on_with_its_numbers(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        session = await w.session(title="Mine", policy={"max_depth": 2})
+        await w.finished(
+            await w.turn(session, task({"text": "I look.", "calls": [call("glob", pattern="*")]}, "code=77"))
+        )
+        head = (await w.sessions.session(w.tenant, session))["last_event_id"]
+    async with world(tmp_path) as w:
+        row = await w.finished(await w.turn(session, "which code?"))
+        assert (row["turn"], row["run"]) == (1, 2)
+        assert [m.content for m in w.requests[-1].messages if m.role == "assistant"] == ["I look.", "code=77"]
+        events = await w.events(session)
+        assert events[head]["type"] == "run.queued"
+        known = await w.sessions.known(w.tenant, session)
+        assert (known.title, known.policy.max_depth) == ("Mine", (2,))
+        assert json.dumps(known.inline["node"].name) == '"node"'
+
+
+@pytest.mark.spec("12.7")
+async def test_a_crash_during_recovery_is_recovered_from(tmp_path: Path) -> None:
+    tools = (Probe("write", echo),)
+    await crashed(tmp_path, 55, tools)
+    for life in range(1, 6):  # each process dies a little later in its recovery
+        with contextlib.suppress(asyncio.CancelledError):
+            async with world(tmp_path, tools=tools, wrap=lambda real, life=life: Mortal(real, life), verify=False):  # type: ignore[misc]
+                pass
+    async with world(tmp_path, tools=tools) as w:
+        assert await w.store.open_runs() == []

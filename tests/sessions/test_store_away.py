@@ -1,0 +1,81 @@
+"""The store away for a while: runs go on or pause, can be stopped, and lose nothing."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from app.sessions import journal as journal_module
+from tests.agent.probes import Stage
+from tests.plan import ask, call, task
+from tests.sessions.asking import LOOK, moments
+from tests.sessions.writers import Wrapped
+from tests.world import WAIT_S, world
+
+
+@pytest.mark.spec("12.3", "11.2")
+@pytest.mark.case("B171")
+async def test_runs_go_on_and_lose_nothing_while_the_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "RETRY_FIRST_S", 0.001)
+    held = Wrapped()
+    async with world(tmp_path, wrap=held) as w:
+        session = await w.session()
+        held.writer.before = 6
+        run = await w.turn(session, task(LOOK, {"calls": [ask(task(LOOK, "deep"))]}, "end"))
+        row = await w.finished(run)
+        assert (row["output"], w.journal.failures, w.journal.problem) == ("end", 6, None)
+
+
+@pytest.mark.spec("12.3")
+async def test_loops_pause_at_a_step_boundary_while_too_much_waits_to_be_written(tmp_path: Path) -> None:
+    held = Wrapped()
+    async with world(tmp_path, wrap=held, max_bytes=2500) as w:
+        session = await w.session()
+        await w.journal.flush()
+        held.writer.gate.clear()
+        starting = asyncio.create_task(w.turn(session, task(LOOK, LOOK, LOOK, LOOK, LOOK, "end")))
+        async with asyncio.timeout(WAIT_S):
+            while w.journal.waiting_bytes <= 2500:
+                await asyncio.sleep(0)
+        await moments(200)
+        asked = len(w.requests)
+        assert asked < 6, "the run did not wait"
+        held.writer.gate.set()
+        row = await w.finished(await starting)
+        assert (row["output"], row["steps"]) == ("end", 6)
+
+
+@pytest.mark.spec("5.7", "12.3", "14.8")
+async def test_a_run_is_stopped_at_once_while_the_store_is_away_and_answered_when_it_is_back(tmp_path: Path) -> None:
+    stage = Stage()
+    held = Wrapped()
+    async with world(tmp_path, tools=stage.tools, wrap=held) as w:
+        run = await w.run(task({"calls": [call("hold", key="x")]}, "never"))
+        await stage.reached("+x")
+        held.writer.gate.clear()
+        cancelling = asyncio.create_task(w.sessions.cancel(w.tenant, run.id))
+        async with asyncio.timeout(WAIT_S):
+            while w.supervisor.in_flight:
+                await asyncio.sleep(0)
+        assert stage.diary == ["+x", "!x"]
+        assert not cancelling.done(), "what is answered must be stored"
+        held.writer.gate.set()
+        assert (await cancelling)["status"] == "cancelled"
+
+
+@pytest.mark.spec("12.3", "14.8")
+async def test_a_run_that_waits_for_room_can_be_cancelled(tmp_path: Path) -> None:
+    held = Wrapped()
+    async with world(tmp_path, wrap=held, max_bytes=2500) as w:
+        session = await w.session()
+        await w.journal.flush()
+        held.writer.gate.clear()
+        starting = asyncio.create_task(w.turn(session, task(LOOK, LOOK, LOOK, LOOK, "end")))
+        async with asyncio.timeout(WAIT_S):
+            while w.journal.waiting_bytes <= 2500:
+                await asyncio.sleep(0)
+        await w.supervisor.cancel_session(session)
+        held.writer.gate.set()
+        assert (await w.finished(await starting))["status"] == "cancelled"

@@ -1,0 +1,211 @@
+"""Migrations: they match the models, run once however many start, and stay out of the way afterwards."""
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Column, Integer, inspect, text
+
+from app.store import migrate
+from app.store.columns import metadata
+from app.store.database import Database, writing_connection
+from app.store.location import locate
+from app.store.migrate import MigrationError, differences, main, newest, upgrade
+from app.store.tables import runs
+from tests.store.facts import Facts, replaced
+
+
+@pytest.mark.spec("12.1")
+def test_the_migrations_build_what_the_models_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.spec("12.1")
+def test_the_check_names_a_column_that_no_migration_makes(capsys: pytest.CaptureFixture[str]) -> None:
+    column: Column[int] = Column("colour", Integer)
+    runs.append_column(column)
+    try:
+        assert main(["check"]) == 1
+    finally:
+        runs._columns.remove(column)  # there is no public way back
+    assert "add_column" in (shown := capsys.readouterr().out)
+    assert "colour" in shown
+    assert differences() == []
+
+
+@pytest.mark.spec("12.1")
+@pytest.mark.postgres
+def test_postgresql_gets_the_same_tables_columns_and_indexes(file: Path, postgres_url: str) -> None:
+    def shape(where: str) -> dict[str, object]:
+        with writing_connection(locate(where), "FULL", 1000) as connection:
+            seen = inspect(connection)
+            tables = [name for name in seen.get_table_names() if not name.startswith("messages_text")]
+            return {
+                name: (
+                    sorted((column["name"], column["nullable"]) for column in seen.get_columns(name)),
+                    sorted((str(index["name"]), *map(str, index["column_names"])) for index in seen.get_indexes(name)),
+                    seen.get_pk_constraint(name)["constrained_columns"],
+                )
+                for name in tables
+                if name != "sqlite_sequence"
+            }
+
+    assert shape(postgres_url) == shape(str(file))
+
+
+@pytest.mark.spec("17.1")
+def test_every_table_has_a_tenant_and_every_index_begins_with_it() -> None:
+    for table in metadata.tables.values():
+        tenant = table.c.tenant_id
+        assert not tenant.nullable
+        assert str(getattr(tenant.server_default, "arg", None)) == "default"
+        keys = [list(table.primary_key.columns)] if table.name != "messages" else []
+        for columns in [*keys, *(list(index.columns) for index in table.indexes if index.name != "ix_api_keys_hash")]:
+            assert columns[0] is tenant, (table.name, columns)
+
+
+@pytest.mark.spec("12.1", "12.4")
+def test_sqlite_gets_an_empty_text_index_that_finds_chinese(file: Path) -> None:
+    connection = sqlite3.connect(file)
+    assert connection.execute("SELECT count(*) FROM messages_text_docsize").fetchone() == (0,)
+    connection.execute("INSERT INTO messages_text(rowid, content) VALUES (1, '小黄门去查一查奏折')")
+    found = connection.execute("SELECT rowid FROM messages_text WHERE messages_text MATCH '查奏折'").fetchall()
+    assert found == [(1,)]
+    connection.close()
+
+
+@pytest.mark.spec("12.1")
+def test_a_database_of_a_newer_version_is_left_alone(file: Path) -> None:
+    connection = sqlite3.connect(file)
+    connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(MigrationError, match=f"has schema 9999, this version knows {newest()}: start the newer"):
+        upgrade(file)
+
+
+@pytest.mark.spec("12.1", "17.2")
+def test_a_new_file_is_for_its_owner_alone_and_its_directory_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "deep" / "store.db"
+    old = os.umask(0)
+    try:
+        assert upgrade(path) is True
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert upgrade(path) is False
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+def run_python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+START = "import sys; from app.store.migrate import upgrade; sys.stdin; print(upgrade(sys.argv[1]))"
+
+
+def start_many(where: str, count: int) -> list[str]:
+    started = [run_python(START, where) for _ in range(count)]
+    answers = []
+    for process in started:
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, out
+        answers.append(out.strip())
+    return answers
+
+
+@pytest.mark.spec("12.1")
+@pytest.mark.case("B172")
+def test_many_processes_may_start_on_one_fresh_file_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    assert sorted(start_many(str(path), 6)) == ["False"] * 5 + ["True"]
+    assert upgrade(path) is False
+
+
+@pytest.mark.spec("12.1")
+@pytest.mark.case("B172")
+@pytest.mark.postgres
+def test_many_processes_may_start_on_one_empty_database_at_once(empty_postgres_url: str) -> None:
+    assert sorted(start_many(empty_postgres_url, 4)) == ["False"] * 3 + ["True"]
+    with writing_connection(locate(empty_postgres_url), "FULL", 1000) as connection:
+        assert connection.execute(text("SELECT count(*) FROM sessions")).scalar_one() == 0
+
+
+@pytest.mark.spec("12.1")
+def test_a_start_on_a_current_database_does_not_load_the_migration_library(file: Path) -> None:
+    code = f"{START}; print('alembic' in sys.modules)"
+    out, _ = run_python(code, str(file)).communicate(timeout=60)
+    assert out.split() == ["False", "False"]
+
+
+@pytest.mark.spec("12.1")
+def test_a_migration_that_fails_leaves_nothing_half_done(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE tool_calls (mine TEXT)")
+    connection.commit()
+    with pytest.raises(Exception, match="tool_calls already exists"):
+        upgrade(path)
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("tool_calls",)]
+    connection.close()
+
+
+@pytest.mark.spec("12.1")
+def test_the_command_says_how_it_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().err
+    assert main(["upgrade", str(tmp_path / "new.db")]) == 0
+    assert upgrade(tmp_path / "new.db") is False
+
+
+# ── installed and changed ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The package as a wheel lays it out, beside somebody else's `migrations`."""
+    home = tmp_path / "site"
+    package = Path(migrate.__file__).parent.parent
+    shutil.copytree(package, home / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(migrate.scripts(), home / "app" / "_migrations", ignore=shutil.ignore_patterns("__pycache__"))
+    (home / "migrations" / "versions").mkdir(parents=True)
+    return home
+
+
+def run_installed(home: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "app.store.migrate", *arguments]
+    place = {**os.environ, "PYTHONPATH": str(home)}
+    done = subprocess.run(command, cwd=home, env=place, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.spec("12.1")
+def test_an_installed_package_finds_its_own_migrations_and_a_new_one_is_run_on_old_data(
+    installed: Path, file: Path
+) -> None:
+    writer = Database(file).writer(replaced)
+    facts = Facts()
+    writer.write([facts.created()])
+    writer.close()
+    tables = installed / "app" / "store" / "tables.py"
+    tables.write_text(tables.read_text().replace('text("purpose", null=True),', 'json("colour"),'))
+    made = Path(run_installed(installed, "revise", "colours").splitlines()[-1])
+    assert made == installed / "app" / "_migrations" / "versions" / "0002_colours.py"
+    run_installed(installed, "check")
+    run_installed(installed, "upgrade", str(file))
+    connection = sqlite3.connect(file)
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(handoffs)")]
+    assert ("colour" in columns, "purpose" in columns) == (True, False)
+    assert connection.execute("SELECT id FROM sessions").fetchall() == [(facts.session.id,)]
+    connection.close()

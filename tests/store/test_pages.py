@@ -1,0 +1,322 @@
+"""Pages of the audit trail: every row once, in order, by an index, whatever the filters."""
+
+import asyncio
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Select, Table
+from sqlalchemy.dialects import sqlite
+
+from app.agent.errors import InvalidRequest
+from app.agent.runs import Run
+from app.sessions.audit import MAX_COUNT, CallFilter, MessageFilter, Record
+from app.store import agents, events, keys, memories, runs
+from app.store.cursors import pack
+from app.store.database import Database
+from app.store.messages import CALL_ORDERS, MESSAGE_ORDERS
+from app.store.pages import Order, question
+from app.store.tables import messages, tool_calls
+from tests.store.conftest import Store
+from tests.store.facts import START, Facts, replaced
+
+DIRECTIONS = pytest.mark.parametrize("newest_first", [False, True], ids=["oldest", "newest"])
+
+
+async def all_pages(store: Store, filters: MessageFilter, limit: int) -> list[Record]:
+    seen: list[Record] = []
+    cursor = None
+    for _ in range(200):
+        page = await store.audit.messages("default", filters, cursor=cursor, limit=limit)
+        assert len(page.items) <= limit
+        seen += page.items
+        cursor = page.next
+        if cursor is None:
+            return seen
+        assert len(page.items) == limit
+    raise AssertionError("the pages do not end")
+
+
+class Archive:
+    """Two sessions of one tenant, with subagents, in which the clock often stands still."""
+
+    def __init__(self) -> None:
+        self.sessions = [Facts(tick=0), Facts(tick=0)]
+        self.runs: list[Run] = []
+        self.events = [facts.created() for facts in self.sessions]
+        for number in range(10):
+            facts = self.sessions[number % 2]
+            root = facts.run()
+            child = facts.run(parent=root, agent=("scout", "reviewer")[number % 4 // 2], name=f"sub_{number}")
+            self.events += facts.whole_run(root) + facts.whole_run(child, steps=2)
+            self.runs += [root, child]
+            facts.ts += (0, 0, 0, -1_000_000, 3_000_000)[number % 5]  # it also steps back by a second
+
+
+@pytest.fixture
+def archive(store: Store) -> Archive:
+    made = Archive()
+    store.stored(*made.events)
+    return made
+
+
+@DIRECTIONS
+@pytest.mark.spec("12.4")
+@pytest.mark.case("B177")
+@pytest.mark.parametrize("limit", [1, 7, 50])
+async def test_pages_neither_skip_nor_repeat_when_many_messages_have_one_time(
+    store: Store, archive: Archive, limit: int, newest_first: bool
+) -> None:
+    rows = await store.rows("messages")
+    assert len({row["ts"] for row in rows}) < len(rows) / 10
+    seen = await all_pages(store, MessageFilter(newest_first=newest_first), limit)
+    expected = sorted(((row["ts"], row["id"]) for row in rows), reverse=newest_first)
+    assert [(row["ts"], row["id"]) for row in seen] == expected
+
+
+@DIRECTIONS
+@pytest.mark.spec("12.2", "12.4", "14.6")
+@pytest.mark.case("B177")
+async def test_within_a_session_and_a_run_the_order_is_that_of_the_events(
+    store: Store, archive: Archive, newest_first: bool
+) -> None:
+    for facts in archive.sessions:
+        seen = await all_pages(store, MessageFilter(session_id=facts.session.id, newest_first=newest_first), 9)
+        assert len(seen) == 56
+        assert [row["seq"] for row in seen] == sorted((row["seq"] for row in seen), reverse=newest_first)
+    for run in archive.runs[:4]:
+        seen = await all_pages(store, MessageFilter(run_id=run.id, newest_first=newest_first), 2)
+        places = [(row["turn"], row["step"], row["sub"]) for row in seen]
+        assert places == sorted(places, reverse=newest_first)
+        assert {row["run_id"] for row in seen} == {run.id}
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(data=st.data())
+@pytest.mark.spec("12.4")
+def test_every_combination_of_filters_finds_what_a_plain_search_finds(shelf: "Shelf", data: st.DataObject) -> None:
+    chosen = MessageFilter(
+        session_id=data.draw(st.sampled_from([None, *shelf.values("session_id")])),
+        run_id=data.draw(st.sampled_from([None, None, *shelf.values("run_id")])),
+        agent=data.draw(st.sampled_from([None, *shelf.values("agent"), "nobody"])),
+        role=data.draw(st.sampled_from([None, "system", "user", "assistant", "tool"])),
+        tool=data.draw(st.sampled_from([None, None, "read_file", "grep"])),
+        since=data.draw(st.sampled_from([None, START, START + 1, START + 3_000_000, -(2**80)])),
+        until=data.draw(st.sampled_from([None, START, START + 1, START + 9_000_000, 2**80])),
+        newest_first=data.draw(st.booleans()),
+    )
+    found, count = shelf.ask(chosen, data.draw(st.integers(1, 40)))
+    wanted = [row for row in shelf.rows if shelf.fits(row, chosen)]
+    assert sorted(row["id"] for row in found) == sorted(row["id"] for row in wanted)
+    key = ("seq",) if chosen.session_id or chosen.run_id else ("ts", "id")
+    keys = [tuple(row[name] for name in key) for row in found]
+    assert keys == sorted(keys, reverse=chosen.newest_first)
+    assert count == len(wanted)
+
+
+class Shelf:
+    """The archive in a SQLite store, asked from plain functions."""
+
+    def __init__(self, path: Path) -> None:
+        self._runner = asyncio.Runner()
+        database = Database(path, synchronous="OFF")
+        self._runner.run(database.open())
+        self.store = Store(database)
+        self.store.stored(*Archive().events)
+        self.rows = self._runner.run(self.store.rows("messages"))
+
+    def values(self, column: str) -> list[str]:
+        return sorted({row[column] for row in self.rows})
+
+    def ask(self, filters: MessageFilter, limit: int) -> tuple[list[Record], int]:
+        async def both() -> tuple[list[Record], int]:
+            return await all_pages(self.store, filters, limit), await self.store.audit.count("default", filters)
+
+        return self._runner.run(both())
+
+    @staticmethod
+    def fits(row: Mapping[str, Any], filters: MessageFilter) -> bool:
+        equal = all(
+            getattr(filters, name) in (None, row[name]) for name in ("session_id", "run_id", "agent", "role", "tool")
+        )
+        late = filters.since is None or row["ts"] >= filters.since
+        return equal and late and (filters.until is None or row["ts"] < filters.until)
+
+    def close(self) -> None:
+        self.store.writer.close()
+        self._runner.run(self.store.database.close())
+        self._runner.close()
+
+
+@pytest.fixture
+def shelf(file: Path) -> Any:
+    made = Shelf(file)
+    yield made
+    made.close()
+
+
+@pytest.mark.spec("12.4")
+async def test_an_export_gives_every_message_once(store: Store) -> None:
+    facts = Facts()
+    run = facts.run()
+    store.stored(facts.created(), facts.queued(run))
+    for _ in range(6):
+        store.stored(*(facts.message(run, "user", "x") for _ in range(200)))
+    sizes = [[row["seq"] for row in page] async for page in store.audit.export("default", MessageFilter())]
+    assert [len(page) for page in sizes] == [500, 500, 200]
+    assert [seq for page in sizes for seq in page] == list(range(3, 1203))
+
+
+@pytest.mark.spec("12.4")
+async def test_counting_stops(sqlite_store: Store) -> None:
+    facts = Facts()
+    run = facts.run()
+    sqlite_store.stored(facts.created(), facts.queued(run))
+    for _ in range(11):
+        sqlite_store.stored(*(facts.message(run, "user", "x") for _ in range(1000)))
+    assert await sqlite_store.audit.count("default", MessageFilter()) == MAX_COUNT == 10_001
+    assert await sqlite_store.audit.count("default", MessageFilter(role="system")) == 0
+
+
+@pytest.mark.spec("12.4")
+async def test_tool_calls_are_paged_by_run_session_tool_and_tenant(store: Store, archive: Archive) -> None:
+    run, facts = archive.runs[1], archive.sessions[1]
+    for filters, count in (
+        (CallFilter(run_id=run.id), 2),
+        (CallFilter(session_id=facts.session.id, status="ok"), 15),
+        (CallFilter(tool="read_file", newest_first=True), 30),
+        (CallFilter(tool="read_file", status="pending"), 0),
+        (CallFilter(), 30),
+    ):
+        seen: list[str] = []
+        cursor = None
+        while True:
+            page = await store.audit.calls("default", filters, cursor=cursor, limit=4)
+            seen += [row["id"] for row in page.items]
+            cursor = page.next
+            if cursor is None:
+                break
+        assert len(seen) == len(set(seen)) == count, filters
+
+
+@pytest.mark.spec("12.4")
+async def test_a_cursor_of_another_question_is_refused_with_advice(sqlite_store: Store) -> None:
+    facts = Facts()
+    sqlite_store.stored(facts.created(), *facts.whole_run(facts.run(), steps=3))
+    page = await sqlite_store.audit.messages("default", MessageFilter(), limit=2)
+    huge = pack("messages/time/oldest", [2**63, "msg_1"])
+    for cursor, filters in (
+        (page.next, MessageFilter(newest_first=True)),
+        (page.next, MessageFilter(session_id=facts.session.id)),
+        (huge, MessageFilter()),
+        ("", MessageFilter()),
+        ("%%%", MessageFilter()),
+        ("é" * 500, MessageFilter()),
+        (pack("messages/time/oldest", ["1", "msg_1"]), MessageFilter()),
+        (pack("messages/time/oldest", [1]), MessageFilter()),
+    ):
+        with pytest.raises(InvalidRequest, match="pass `next` of the page before") as caught:
+            await sqlite_store.audit.messages("default", filters, cursor=cursor)
+        assert caught.value.code == "invalid_cursor"
+        assert len(caught.value.message) < 300
+
+
+# ── plans ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def library(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A connection to a store with some thousand messages."""
+    path = tmp_path_factory.mktemp("library") / "store.db"
+    path.write_bytes(migrated_file.read_bytes())
+    writer = Database(path, synchronous="OFF").writer(replaced)
+    for number in range(30):
+        facts = Facts(tenant=("default", "other")[number % 3 == 0])
+        batch = [facts.created()]
+        for turn in range(8):
+            root = facts.run()
+            batch += facts.whole_run(root, steps=turn)
+            batch += facts.whole_run(facts.run(parent=root, agent=f"agent_{turn}"), steps=2)
+        assert list(writer.write(batch)) == []
+    writer.close()
+    connection = sqlite3.connect(path)
+    yield connection
+    connection.close()
+
+
+def plan(connection: sqlite3.Connection, statement: Select[Any], parameters: Mapping[str, Any]) -> str:
+    """The query plan; parameters that are not given are 1."""
+    compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
+    values = {name: 1 if value is None else value for name, value in compiled.params.items()}
+    expanded = compiled.construct_expanded_state({**values, **parameters})
+    rows = connection.execute(f"EXPLAIN QUERY PLAN {expanded.statement}", expanded.parameters)
+    return "; ".join(row[3] for row in rows)
+
+
+def combinations(names: tuple[str, ...]) -> list[frozenset[str]]:
+    picks = product((False, True), repeat=len(names))
+    return [frozenset(name for name, picked in zip(names, pick, strict=True) if picked) for pick in picks]
+
+
+@pytest.mark.spec("12.4")
+@pytest.mark.parametrize("analysed", [False, True], ids=["no statistics", "statistics"])
+@pytest.mark.parametrize(
+    ("table", "orders", "names"),
+    [
+        (messages, MESSAGE_ORDERS, ("session_id", "run_id", "agent", "role", "tool", "since", "until")),
+        (tool_calls, CALL_ORDERS, ("session_id", "run_id", "tool", "status", "since", "until")),
+    ],
+    ids=["messages", "tool_calls"],
+)
+def test_every_page_is_read_along_the_index_of_its_order(
+    library: sqlite3.Connection, table: Table, orders: tuple[Order, ...], names: tuple[str, ...], analysed: bool
+) -> None:
+    library.execute("ANALYZE" if analysed else "SELECT 1")
+    values = {"tenant": "default", "limit": 51, "since": START, "until": START + 10**9}
+    values |= {"session_id": "s", "run_id": "r", "agent": "a", "role": "user", "tool": "t", "status": "ok"}
+    values |= {"after_ts": START, "after_id": "msg_1", "after_seq": 5}
+    for filters, newest, after in product(combinations(names), (False, True), (False, True)):
+        asked = question(table, orders, dict.fromkeys(filters, 1), newest)
+        asked = replace(asked, after=after)
+        index = f"ix_{table.name}_{asked.order.name}" if asked.order.name != "id" else "sqlite_autoindex_tool_calls_1"
+        steps = plan(library, asked.page(), values)
+        assert steps.startswith(f"SEARCH {table.name} USING INDEX {index} (tenant_id=?"), (asked, steps)
+        assert "TEMP B-TREE" not in steps, (asked, steps)
+        if after:
+            assert steps.count(">") + steps.count("<") >= 1, (asked, steps)
+        counting = plan(library, asked.count(), values)
+        assert "SCAN messages" not in counting, counting
+        assert "SCAN tool_calls" not in counting, counting
+
+
+RARE = {"_all", "_newest", "_last", "_open_handoffs", "_open_runs", "_every", "_one"}  # at start, or for the operator
+
+
+@pytest.mark.spec("12.4")
+def test_every_other_read_searches_an_index(library: sqlite3.Connection) -> None:
+    seen = 0
+    for module in (agents, events, keys, memories, runs):
+        for name, statement in vars(module).items():
+            if not isinstance(statement, Select) or name in RARE:
+                continue
+            steps = plan(library, statement, {})
+            assert "SCAN" not in steps.replace("SCAN (join-1)", ""), (name, steps)
+            assert "TEMP B-TREE FOR ORDER" not in steps, (name, steps)
+            seen += 1
+    assert seen >= 14
+    for table, statement in (("runs", runs._open_runs), ("handoffs", runs._open_handoffs)):
+        assert f"SCAN {table} USING INDEX ix_{table}_open" in plan(library, statement, {})
+
+
+def test_ids_made_in_one_process_are_in_the_order_of_time() -> None:
+    facts = Facts()
+    ids = [facts.call()["call_id"] for _ in range(1000)]
+    assert all(one < two for one, two in pairwise(ids))

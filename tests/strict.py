@@ -1,0 +1,206 @@
+"""Checks that know nothing of how the service works: a history that strict providers take, a log that tells the truth.
+
+Both are written from the contract alone, so that a mistake of the service is not repeated here.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.agent.messages import Message, Role
+
+FINAL = {"run.completed", "run.failed", "run.cancelled", "run.timed_out", "run.interrupted"}
+TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "model_calls")
+Event = Mapping[str, Any]
+
+
+def history_problem(messages: Sequence[Message]) -> str | None:
+    """Why the strictest provider would refuse this history, or None."""
+    used: set[str] = set()
+    waiting: list[str] = []
+    for at, message in enumerate(messages):
+        where = f"messages[{at}] ({message.role})"
+        if message.role is Role.TOOL:
+            if not waiting or message.tool_call_id != waiting[0]:
+                return f"{where}: a result for {message.tool_call_id!r} where {waiting[:1]} is due"
+            waiting.pop(0)
+            if not message.content.strip():
+                return f"{where}: an empty result"
+            continue
+        if waiting:
+            return f"{where}: {waiting} have no result"
+        if message.role is Role.SYSTEM and at:
+            return f"{where}: not the first"
+        if not message.content.strip() and not message.tool_calls:
+            return f"{where}: empty"
+        for call in message.tool_calls:
+            if not call.call_id or call.call_id in used:
+                return f"{where}: the call id {call.call_id!r} is empty or was used before"
+            if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", call.name):
+                return f"{where}: no function can be named {call.name!r}"
+            if call.arguments is None:
+                return f"{where}: the arguments of {call.call_id} are no object"
+            used.add(call.call_id)
+            waiting.append(call.call_id)
+    return f"{waiting} have no result at the end" if waiting else None
+
+
+def log_problems(events: Sequence[Event], *, quiet: bool = True) -> list[str]:
+    """What the log of one session says that cannot be true. `quiet`: nothing is under way in it any more."""
+    found = [f"event {at} has the id {e['id']}" for at, e in enumerate(events, 1) if e["id"] != at]
+    found += _runs(events, quiet)
+    found += _calls(events, quiet)
+    found += _pairs(events, "handoff.start", "handoff.end", lambda e: str(e["data"]["handoff_id"]))
+    found += _pairs(events, "subagent.start", "subagent.stop", lambda e: str(e["run_id"]))
+    found += _handoffs(events)
+    found += _usage(events)
+    found += _idle(events, quiet)
+    found += _memories(events)
+    return found
+
+
+def _runs(events: Sequence[Event], quiet: bool) -> list[str]:
+    found: list[str] = []
+    open_runs: dict[str, str | None] = {}
+    ended: set[str] = set()
+    for event in events:
+        run, kind = event.get("run_id"), event["type"]
+        if run is None:
+            continue
+        if run in ended:
+            found.append(f"{kind} ({event['id']}) follows the end of {run}")
+        if kind == "run.queued":
+            open_runs[run] = event.get("parent_run_id")
+        elif run not in open_runs and run not in ended:
+            found.append(f"{kind} ({event['id']}) comes before {run} was queued")
+        if kind in FINAL:
+            ended.add(run)
+            open_runs.pop(run, None)
+            found += [f"{run} ends while its child {c} is open" for c, parent in open_runs.items() if parent == run]
+    return found + ([f"{run} is open" for run in open_runs] if quiet else [])
+
+
+def _calls(events: Sequence[Event], quiet: bool) -> list[str]:
+    asked: Counter[str] = Counter()
+    called: Counter[str] = Counter()
+    results: Counter[str] = Counter()
+    started: Counter[str] = Counter()
+    for event in events:
+        data, kind = event["data"], event["type"]
+        if kind == "message":
+            asked.update(c["call_id"] for c in data.get("tool_calls") or ())
+        elif kind == "tool.call":
+            called[data["call_id"]] += 1
+        elif kind == "tool.start":
+            started[data["call_id"]] += 1
+        elif kind == "tool.result":
+            results[data["call_id"]] += 1
+    found = [f"call {c} has {n} {what}" for what, many in (("tool.call", called), ("tool.result", results),
+             ("tool.start", started)) for c, n in many.items() if n > 1]  # fmt: skip
+    due = {*called, *started, *asked} if quiet else {*called, *started}
+    found += [f"call {c} has no result" for c in due - set(results)]
+    return found + [f"a result for {c}, which nobody asked for" for c in set(results) - set(asked)]
+
+
+def _pairs(events: Sequence[Event], begin: str, end: str, key: Any) -> list[str]:
+    found: list[str] = []
+    begun: dict[str, bool] = {}
+    for event in events:
+        if event["type"] == begin:
+            if key(event) in begun:
+                found.append(f"a second {begin} of {key(event)}")
+            begun[key(event)] = False
+        elif event["type"] == end:
+            if begun.get(key(event)) is not False:
+                found.append(f"{end} of {key(event)} has no open {begin}")
+            begun[key(event)] = True
+    return found + [f"{begin} of {name} has no {end}" for name, closed in begun.items() if not closed]
+
+
+def _handoffs(events: Sequence[Event]) -> list[str]:
+    ends = {e["run_id"]: e["id"] for e in events if e["type"] in FINAL}
+    starts = {e["data"]["handoff_id"]: e for e in events if e["type"] == "handoff.start"}
+    found: list[str] = []
+    for event in events:
+        if event["type"] != "handoff.end":
+            continue
+        data = event["data"]
+        begun = starts.get(data["handoff_id"])
+        if begun is None:
+            continue  # which is found as a pair that is none
+        if any(begun["data"].get(name) != data.get(name) for name in ("tool", "subagent", "name", "depth", "call_id")):
+            found.append(f"handoff {data['handoff_id']} ends as another than it began")
+        if begun.get("run_id") != event.get("run_id"):
+            found.append(f"handoff {data['handoff_id']} ends in another run than it began")
+        found += [
+            f"handoff.end {event['id']} before its run {r}" for r in data["run_ids"] if ends.get(r, 0) > event["id"]
+        ]
+        if len(data["run_ids"]) != data["attempts"]:
+            found.append(f"handoff {data['handoff_id']}: {data['attempts']} attempts, runs {data['run_ids']}")
+    return found
+
+
+def _usage(events: Sequence[Event]) -> list[str]:
+    own: dict[str, Counter[str]] = {}
+    total: dict[str, Counter[str]] = {}
+    parents: dict[str, str | None] = {}
+    steps: dict[str, Counter[str]] = {}
+    for event in events:
+        run = event.get("run_id", "")
+        if event["type"] == "step.completed":
+            steps.setdefault(run, Counter()).update(event["data"]["usage"])
+        elif event["type"] in FINAL:
+            own[run], total[run] = Counter(event["data"]["usage"]), Counter(event["data"]["usage_total"])
+            parents[run] = event.get("parent_run_id")
+    found: list[str] = []
+    for run, counted in total.items():
+        below = sum((total[child] for child, parent in parents.items() if parent == run), Counter[str]())
+        found += [f"{run}: {t} is {counted[t]}, not {own[run][t] + below[t]}" for t in TOKENS
+                  if counted[t] != own[run][t] + below[t]]  # fmt: skip
+        found += [f"{run}: its steps used more {t} than it says" for t in TOKENS
+                  if steps.get(run, Counter())[t] > own[run][t]]  # fmt: skip
+    return found
+
+
+def _idle(events: Sequence[Event], quiet: bool) -> list[str]:
+    """`session.idle` stands exactly where the last open run or delegation of a session has ended."""
+    found: list[str] = []
+    open_things: set[str] = set()
+    due = closed = False
+    for event in events:
+        kind, data = event["type"], event["data"]
+        if closed and kind != "session.closed":
+            found.append(f"{kind} ({event['id']}) follows session.closed")
+        if kind == "session.idle":
+            if open_things:
+                found.append(f"idle at {event['id']} while {open_things} are open")
+            elif not due:
+                found.append(f"idle at {event['id']} though nothing was started since the last one")
+            due = False
+        elif kind in ("run.queued", "handoff.start"):
+            open_things.add(event["run_id"] if kind == "run.queued" else data["handoff_id"])
+            due = due or kind == "run.queued"
+        elif kind in FINAL or kind == "handoff.end":
+            open_things.discard(event["run_id"] if kind in FINAL else data["handoff_id"])
+        closed = closed or kind == "session.closed"
+    return found + (["the session never became idle"] if quiet and due else [])
+
+
+def _memories(events: Sequence[Event]) -> list[str]:
+    """Order in a memory is (turn, step, sub), and that of its message numbers."""
+    places: dict[str, list[tuple[int, tuple[int, int, int]]]] = {}
+    for event in events:
+        if event["type"] in ("message", "tool.result"):
+            data = event["data"]
+            place = (data["turn"], event.get("step", 0), data["sub"])
+            places.setdefault(data["memory_id"], []).append((data["memory_seq"], place))
+    found: list[str] = []
+    for memory, known in places.items():
+        known.sort()
+        if len({seq for seq, _ in known}) < len(known):
+            found.append(f"{memory}: a number is used twice")
+        order = [place for _, place in known]
+        if order != sorted(set(order)):
+            found.append(f"{memory}: the places are not in order: {order}")
+    return found
