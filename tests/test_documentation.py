@@ -2,13 +2,25 @@
 
 import re
 import shlex
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import click
 import pytest
+import yaml
 
+from app.agent.messages import Message
+from app.agent.tools import ToolContext
+from app.cli import main
 from app.definitions.markdown import parse
+from app.llm import scripted
+from app.llm.script_format import read_script
+from app.llm.scripted import ScriptedChat
+from app.tools import function
+from app.tools.function import FunctionTool, tool
+from tests.llm.asking import READ, ask, assistant, result, system, user
 from tests.service import ROOT, agent, finished, script, serving
 
 PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
@@ -45,10 +57,7 @@ def blocks() -> list[Block]:
     """All fenced blocks of the pages."""
     found = []
     for page in PAGES:
-        text = (ROOT / page).read_text()
-        found += [
-            Block(page, m[1], m[2]) for m in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-        ]
+        found += [Block(page, m[1], m[2]) for m in FENCED.finditer((ROOT / page).read_text())]
     return found
 
 
@@ -114,3 +123,58 @@ async def test_the_tool_and_the_script_of_the_contributors_page_work_together(tm
         started = await client.request("POST", "/v1/runs", {**body, "input": "Where is my order?"})
         run = await finished(client, started["id"])
         assert run["output"] == "I was told: order 7 is on its way"
+
+
+def indented(docstring: str | None) -> str:
+    """The first indented example of a docstring."""
+    assert docstring is not None
+    lines = docstring.split("\n")
+    first = next(number for number, line in enumerate(lines) if line.startswith("    "))
+    end = next((n for n in range(first, len(lines)) if lines[n] and not lines[n].startswith(" ")), len(lines))
+    return textwrap.dedent("\n".join(lines[first:end])).strip()
+
+
+@pytest.mark.spec("13.1")
+async def test_the_script_in_the_description_of_the_format_can_be_played() -> None:
+    model = ScriptedChat("example", read_script(yaml.safe_load(indented(scripted.__doc__)), "example"))
+    history: tuple[Message, ...] = (system("You lead."), user("report diary.txt"))
+    first = (await ask(model, history, (READ,))).reply
+    (call,) = first.tool_calls
+    assert (first.text, call.arguments) == ("I will look.", {"path": "notes/diary.txt"})
+    history = (*history, assistant(first.text, *first.tool_calls), result(call, "Dear diary\nmore"))
+    last = (await ask(model, history, (READ,))).reply
+    assert last.text == "The first line is: Dear diary"
+    assert last.usage is not None
+    assert (last.usage.input_tokens, last.usage.output_tokens) == (120, 9)
+    assert (await ask(model, history)).reply.text == "So far: Dear diary\nmore"  # no tools are offered
+
+
+@pytest.mark.spec("13.1", "7.8")
+def test_the_function_in_the_description_of_own_tools_becomes_a_tool() -> None:
+    names: dict[str, object] = {"tool": tool, "ToolContext": ToolContext}
+    exec(indented(function.__doc__), names)
+    made = names["lookup"]
+    assert isinstance(made, FunctionTool)
+    assert (made.spec.name, made.spec.read_only) == ("lookup", True)
+    assert made.spec.parameters["required"] == ["order_id"]  # the context is no argument
+    assert "invoice" in made.spec.parameters["properties"]["order_id"]["description"]
+
+
+@pytest.mark.spec("13.1", "16.1", "16.2", "16.3")
+def test_every_command_and_option_that_the_pages_name_exists() -> None:
+    text = "\n".join((ROOT / page).read_text() for page in PAGES)
+    named = re.findall(r"subagentd ([a-z]+(?: [a-z]+(?:\\?\|[a-z]+)*)?)((?: --[a-z]+| [A-Z]+|[^`\n])*)", text)
+    commands = set()
+    for words, rest in named:
+        group, _, parts = words.partition(" ")
+        commands |= {(group, part) for part in re.split(r"\\?\|", parts)}
+        commands |= {(group, option) for option in re.findall(r"--[a-z]+", rest)}
+    assert {group for group, _ in commands} >= {"serve", "run", "demo", "agents", "keys", "db", "settings"}
+    for group, part in sorted(commands):
+        command = main.commands.get(group)
+        assert command is not None, group
+        if part.startswith("--"):
+            assert part in {name for option in command.params for name in option.opts}, (group, part)
+        elif part:
+            assert isinstance(command, click.Group), (group, part)
+            assert part in command.commands, (group, part)

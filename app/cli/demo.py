@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,10 +28,10 @@ from app.llm.local import missing
 START_S = 60.0
 STOP_S = 15.0
 # A model of this size copies better than it plans: the request has the form of the examples in the lead's prompt.
-TASK = "What is this project? Find the Markdown files and read the file README.md."
+TASK = "What is this project? Find the YAML files and read the file README.md."
 AGENTS = ("demo-lead", "demo-finder", "demo-reader")
 ROWS = 8
-LOG_LINES = 15
+LOG_LINES = 5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -66,11 +67,11 @@ def _model(wanted: str | None) -> tuple[str, str]:
     reason = missing()
     if reason is None:
         return "local:smollm2", (
-            "Model: SmolLM2, 135 million parameters, on this machine, no network. It delegates and calls tools for "
-            "real; its prose is poor."
+            "Model: SmolLM2, 135 million parameters, on this machine, no network.\n"
+            "It delegates and calls tools for real; its prose is poor."
         )
     return "scripted:demo", (
-        "A SCRIPTED model plays the agents' part; the service, the tools and the files are real. "
+        "Model: SCRIPTED. The service, the tools and the files are real; what the agents say is not.\n"
         f"The small local model cannot run here: {reason}."
     )
 
@@ -174,8 +175,17 @@ async def _address(service: asyncio.subprocess.Process) -> str:
 
 
 def _tail(folder: Path) -> str:
-    """The end of what the service wrote."""
-    return "\n".join((folder / "service.log").read_text(errors="replace").splitlines()[-LOG_LINES:])
+    """The end of what the service wrote, for people."""
+    path = folder / "service.log"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return "\n".join(f"  service: {_message(line)}" for line in lines[-LOG_LINES:])
+
+
+def _message(line: str) -> str:
+    try:
+        return one_line(str(json.loads(line)["message"]))
+    except (ValueError, LookupError, TypeError):
+        return one_line(line)
 
 
 def _rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
@@ -183,8 +193,9 @@ def _rows(rows: list[dict[str, Any]], *, as_json: bool) -> None:
         for row in rows:
             echo_json(row)
         return
+    width = max(20, shutil.get_terminal_size().columns - 36)
     click.echo("\nThe first rows of the audit log:")
     for row in rows:
         text = row["content"] or ", ".join(f"{call['name']} {call['arguments']}" for call in row["tool_calls"])
         label = f"{TOOL_LABEL} " if row["is_subagent"] else ""
-        click.echo(f"{row['seq']:>4}  {label + row['agent']:<17} {row['role']:<9} {one_line(text)[:66]}")
+        click.echo(f"{row['seq']:>4}  {label + row['agent']:<17} {row['role']:<9} {one_line(text)[:width]}")

@@ -43,10 +43,14 @@ async def follow(client: Client, path: str, *, as_json: bool) -> None:
             if frame.id is not None:
                 echo_json(frame.data)
         return
-    view = TreeView()
-    with Live(view, console=Console(stderr=False), refresh_per_second=8, transient=False):
-        async for frame in client.events(path):
-            view.feed(frame)
+    view, console = TreeView(), Console()
+    try:
+        with Live(view, console=console, refresh_per_second=8):
+            async for frame in client.events(path):
+                view.feed(frame)
+    finally:
+        if not console.is_terminal:
+            console.line()  # there the last state is printed without the end of its line
 
 
 def show(ended: dict[str, Any], *, as_json: bool) -> None:
@@ -56,7 +60,8 @@ def show(ended: dict[str, Any], *, as_json: bool) -> None:
         return
     usage = ended["usage_total"] or {}
     click.echo()
-    click.echo(printable(ended["output"] or "(no output)"))
+    if ended["output"] or not ended["error"]:
+        click.echo(printable(ended["output"] or "(no output)"))
     if ended["error"]:
         click.echo(f"error: {printable(ended['error']['message'])}", err=True)
     tokens = usage.get("input_tokens", 0) + usage.get("output_tokens", 0)

@@ -72,7 +72,7 @@ class _Node:
         if self.name:
             text.append(f" {self.name}", style="dim")
         seconds = self.seconds if self.seconds is not None else time.monotonic() - self.began
-        text.append(f"  {self.status} · step {self.step} · {self.tokens} tokens · {seconds:.1f} s", style="dim")
+        text.append(f" {self.status}, step {self.step}, {self.tokens} tokens, {seconds:.1f} s", style="dim")
         if self.text and self.seconds is None:
             text.append("\n" + one_line(self.text)[-60:], style="italic dim")
         return text

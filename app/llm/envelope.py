@@ -24,7 +24,7 @@ BRIEF_DESCRIPTION_CHARS = 100
 BRIEF_RESULT_CHARS = 600
 
 _INTRO = 'Answer with one JSON object and nothing else.\nWhen you have the answer: {"answer": text}'
-_ANSWER_NOW = '\nNow answer with {"answer": text}'  # a very small model calls the same tool again without it
+_ANSWER_NOW = "\n\nAnswer now."  # a very small model calls the same tool again without it
 _ONE = '\nTo call a tool: {"tool": name, "arguments": {...}}'
 _MANY = '\nTo call tools: {"calls": [{"tool": name, "arguments": {...}}, ...]}, at most %d'
 

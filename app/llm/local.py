@@ -22,7 +22,7 @@ from app.llm.profile import Profile
 MODELS = ("smollm2",)
 PARALLEL = 2
 CONTEXT = 8192
-START_S = 60.0  # loading takes one to two seconds on an idle machine
+START_S = 30.0  # loading takes one to two seconds on an idle machine
 STOP_S = 3.0
 MAX_DEATHS = 2  # starts in a row whose process died before it gave a complete reply
 # What a child needs to find its interpreter and libraries; no key of the service is in its environment.

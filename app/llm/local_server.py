@@ -26,10 +26,11 @@ def _params(options: argparse.Namespace, key: str) -> Any:
     params.use_jinja = True
     params.hostnames = ["127.0.0.1"]
     params.port = 0
+    params.cache_ram_mib = 256  # of earlier prompts: a dozen of a few hundred tokens; the default is 8 GiB
     params.api_keys = [key]
     params.sampling.temp, params.sampling.seed = 0.0, 1
-    # Without this a model of this size repeats one phrase up to its limit. It looks at sequences only: a penalty on
-    # single tokens would forbid the very words of the task.
+    # Without this a model of this size repeats one phrase up to its limit. It looks at sequences only, and at long
+    # ones: a penalty on tokens would forbid the words of the task, one on short sequences its paths and names.
     params.sampling.dry_multiplier, params.sampling.dry_allowed_length = 0.8, 12
     return params
 
