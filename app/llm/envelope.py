@@ -35,12 +35,18 @@ def render(request: ChatRequest, profile: Profile) -> tuple[list[dict[str, Any]]
     most = 1 if request.parallel_tool_calls is False else profile.envelope_calls
     schema = envelope_schema(
         tools,
-        choice=request.tool_choice,
+        choice="none" if profile.envelope_brief and _after_several(request.messages) else request.tool_choice,
         most=most,
         string_chars=profile.envelope_string_chars,
         brief=profile.envelope_brief,
     )
     return _texts(request.messages, _instructions(tools, most, profile.envelope_brief), profile.envelope_brief), schema
+
+
+def _after_several(messages: Sequence[Message]) -> bool:
+    """Whether the last turn made several calls: a very small model would make the same ones again, and again."""
+    asked = next((message for message in reversed(messages) if message.role is not Role.TOOL), None)
+    return asked is not None and len(asked.tool_calls) > 1
 
 
 def _instructions(tools: tuple[ToolSpec, ...], most: int, brief: bool) -> str:

@@ -22,8 +22,9 @@ class Profile:
     `tools_for_history`: the endpoint refuses tool messages in a request that offers no tools, so the tools of the
     history are declared with `tool_choice: none` (spec 5.5).
     `tool_mode` `json_envelope`: tool calls are JSON texts enforced by a response schema (`envelope.py`), at most
-    `envelope_calls` in one turn, strings bounded to `envelope_string_chars`; `envelope_brief` shortens prompts,
-    results and parameters (required ones only) for a very small model.
+    `envelope_calls` in one turn, strings bounded to `envelope_string_chars`; `envelope_brief` is for a very small
+    model: it shortens prompts, results and parameters (required ones only), and after a turn of several calls only an
+    answer may come.
     Raises ValueError naming the field.
     """
 

@@ -160,6 +160,21 @@ def test_a_brief_history_cuts_results_and_says_so() -> None:
     assert len(messages[-1]["content"]) < 800
 
 
+def test_a_very_small_model_may_go_on_after_one_call_and_only_answer_after_several() -> None:
+    one = calls_of(a_call("glob", pattern="*"))
+    two = calls_of(a_call("glob", pattern="a"), a_call("read_file", path="b"))
+    again = {"calls": [a_call("glob", pattern="b")]}
+    for brief, turn, goes_on in ((True, one, True), (True, two, False), (False, two, True)):
+        history = (*TASK, turn, *(result(call, "x.py") for call in turn.tool_calls))
+        request = ChatRequest(messages=history, tools=(READ, GLOB))
+        messages, rules = render(request, profile(envelope_calls=2, envelope_brief=brief))
+        assert allowed(rules, ANSWER)
+        assert allowed(rules, again) == goes_on
+        assert "- glob" in messages[0]["content"]  # an equal beginning of the prompt is not read again
+        later = ChatRequest(messages=(*history, assistant("Done."), user("More.")), tools=(READ, GLOB))
+        assert allowed(render(later, profile(envelope_calls=2, envelope_brief=brief))[1], again)
+
+
 async def said(world: World, content: str, size: int = 3, finish: str = "stop") -> tuple[Reply, list[Delta]]:
     """What becomes of a turn whose content is this text."""
     chunks = [chunk({"content": content[at : at + size]}) for at in range(0, len(content), size)]
