@@ -69,7 +69,7 @@ class Database:
                 for _ in range(self._readers):
                     connection = await held.enter_async_context(self._engine.connect())
                     await connection.execute(text("SELECT 1"))
-        except BaseException as problem:
+        except BaseException as problem:  # whatever it is: the lock and the connections are given back
             await self.close()
             if isinstance(problem, DBAPIError):
                 raise transient(problem, f"database {self.location} cannot be opened") from problem
