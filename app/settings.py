@@ -19,8 +19,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from app.agent.texts import DEFAULT_LANGUAGE, LANGUAGES
+
 TOML_FILE = "subagentd.toml"
-FLAT = {  # the flat twins of nested settings (spec 16.5)
+FLAT = {  # the flat twins of nested settings (spec 16.5), and what other tools set for the same endpoints
     "SUBAGENTD_HOST": ("http", "host"),
     "SUBAGENTD_PORT": ("http", "port"),
     "SUBAGENTD_DB": ("store", "url"),
@@ -28,6 +30,10 @@ FLAT = {  # the flat twins of nested settings (spec 16.5)
     "SUBAGENTD_MODEL": ("models", "default"),
     "SUBAGENTD_WORKSPACE": ("tools", "workspace"),
     "SUBAGENTD_KEY": ("http", "key"),
+    "OPENAI_BASE_URL": ("models", "openai_base_url"),
+    "OPENAI_API_KEY": ("models", "openai_api_key"),
+    "ANTHROPIC_BASE_URL": ("models", "anthropic_base_url"),
+    "ANTHROPIC_API_KEY": ("models", "anthropic_api_key"),
 }
 
 
@@ -81,7 +87,7 @@ class Stream(Group):
 class ModelProfile(Group):
     """One model under a name of its own. The key is read from the environment variable `api_key_env`."""
 
-    provider: Literal["openai", "local", "scripted"] = "openai"
+    provider: Literal["openai", "anthropic", "local", "scripted"] = "openai"
     model: str
     base_url: str | None = None
     api_key_env: str | None = None
@@ -89,6 +95,9 @@ class ModelProfile(Group):
     tool_mode: Literal["native", "json_envelope"] = "native"
     envelope_calls: int = Field(1, ge=1, le=16)
     think_tags: Literal["auto", "off"] = "auto"
+    thinking_style: Literal[
+        "none", "enable_thinking", "chat_template_kwargs", "thinking_type", "reasoning_effort", "adaptive"
+    ] = Field("none", description="How the endpoint is told to reason; none: not told (Anthropic: by model name).")
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     include_usage: bool = True
     temperature: float | None = Field(None, ge=0, le=2, description="Used when an agent sets none.")
@@ -96,20 +105,27 @@ class ModelProfile(Group):
     max_tokens: int | None = Field(None, ge=1, description="Bound of a reply when an agent sets none.")
     reasoning_key: str = Field("", description="Message field under which the endpoint wants its reasoning back.")
     tools_for_history: bool = Field(False, description="true: the endpoint refuses a tool history without tools.")
+    cache: bool | None = Field(None, description="Mark what Anthropic's dialect is to cache; default: at Anthropic.")
     connect_s: float = Field(10.0, gt=0)
     idle_s: float = Field(120.0, gt=0)
     total_s: float = Field(1800.0, gt=0)
     headers: dict[str, str] = Field(default_factory=dict)
+    input_price: int | None = Field(None, ge=0, description="Micro-units of the currency per million tokens.")
+    cached_price: int | None = Field(None, ge=0, description="Of input tokens from a cache; default: as the others.")
+    output_price: int | None = Field(None, ge=0, description="Set with input_price, or not at all.")
+    currency: str = Field("USD", pattern="^[A-Z]{3}$")
 
 
 class Models(Group):
-    """Which models there are. `OPENAI_BASE_URL` and `OPENAI_API_KEY` are honoured as well."""
+    """Which models there are. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and those of `ANTHROPIC_` are honoured."""
 
     default: str | None = Field(None, description="provider:model, or the name of a profile.")
     profiles: dict[str, ModelProfile] = Field(default_factory=dict)
     scripts: Path | None = Field(None, description="Directory of scripts for scripted:<name>.")
     openai_base_url: str | None = None
     openai_api_key: SecretStr | None = None
+    anthropic_base_url: str | None = None
+    anthropic_api_key: SecretStr | None = None
 
 
 class Limits(Group):
@@ -118,6 +134,32 @@ class Limits(Group):
     max_steps: int = Field(200, ge=1)
     parent_steps: int = Field(25, ge=1)
     subagent_steps: int = Field(5, ge=1)
+
+
+class Handoff(Group):
+    """How attempts of a handoff follow each other; how many there may be is a matter of policies."""
+
+    backoff_ms: int = Field(500, ge=0, le=600_000, description="Pause before a second attempt; doubles with each one.")
+    max_backoff_ms: int = Field(30_000, ge=0, le=3_600_000, description="Longest pause that doubling leads to.")
+    deadline_ms: int = Field(
+        600_000,
+        ge=1,
+        le=86_400_000,
+        description="No attempt begins later than this after the first; a policy's is used first.",
+    )
+
+
+class Texts(Group):
+    """What the service says to models, where a session does not say it itself."""
+
+    language: Literal["default", "en", "zh"] = "default"
+    replace: dict[str, str] = Field(default_factory=dict, description="Own texts, by the names of the built-in ones.")
+
+    @field_validator("replace")
+    @classmethod
+    def _known(cls, value: dict[str, str]) -> dict[str, str]:
+        LANGUAGES[DEFAULT_LANGUAGE].replaced(value)  # refuses a name that there is not
+        return value
 
 
 class Tools(Group):
@@ -149,10 +191,13 @@ class Settings(BaseSettings):
     stream: Stream = Field(default_factory=Stream)
     models: Models = Field(default_factory=Models)
     limits: Limits = Field(default_factory=Limits)
+    handoff: Handoff = Field(default_factory=Handoff)
+    texts: Texts = Field(default_factory=Texts)
     tools: Tools = Field(default_factory=Tools)
     audit: Audit = Field(default_factory=Audit)
     agents: list[Path] = Field(default_factory=list)
     default_agent: str = "lead"
+    default_subagent: str = Field("researcher", description="Whom the surface `subagent` leads to.")
 
     @classmethod
     def settings_customise_sources(
@@ -181,7 +226,7 @@ class NestedSource(EnvSettingsSource):
 
 
 class FlatSource(PydanticBaseSettingsSource):
-    """The flat twins, and what other tools set for OpenAI-compatible servers."""
+    """The variables of `FLAT`."""
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
         """Not used: the whole mapping is built at once."""
@@ -194,12 +239,6 @@ class FlatSource(PydanticBaseSettingsSource):
             if text:
                 value: Any = text.split(os.pathsep) if name == "SUBAGENTD_AGENTS" else text
                 _put(values, place, value)
-        for name, place in (
-            ("OPENAI_BASE_URL", ("models", "openai_base_url")),
-            ("OPENAI_API_KEY", ("models", "openai_api_key")),
-        ):
-            if os.environ.get(name):
-                _put(values, place, os.environ[name])
         return values
 
 

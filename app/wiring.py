@@ -8,15 +8,18 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from app.agent.calls import OutputLimit
 from app.agent.delegation import Roster
 from app.agent.errors import SubagentdError
-from app.agent.runner import RunnerParts
+from app.agent.handoff import Lookup
+from app.agent.live_run import RunnerParts
+from app.agent.orders import Pacing
+from app.agent.runs import MemoryState
+from app.agent.shared_memories import Load
 from app.agent.supervisor import RunSupervisor
-from app.agent.tools import Tool, ToolRegistry
+from app.agent.texts import LANGUAGES, Texts
+from app.agent.tools import OutputLimit, Tool, ToolRegistry
 from app.bus.memory import MemoryBus
 from app.definitions.catalog import Catalog
 from app.definitions.reader import DefinitionReader
@@ -26,7 +29,7 @@ from app.masking import ValueMasker, secret_values
 from app.sessions.access import Access, check_bind
 from app.sessions.delegations import Delegations
 from app.sessions.feed import EventFeed
-from app.sessions.journal import Journal, replacement
+from app.sessions.journal import TAKE_S, Journal, replacement
 from app.sessions.opening import Opening
 from app.sessions.recovery import Recovery
 from app.sessions.service import Defaults, Sessions
@@ -44,7 +47,7 @@ from app.store.runs import SqlRunStore
 from app.telemetry.logs import mask_with
 from app.telemetry.metrics import Metrics
 from app.tools.builtin import builtin_tools
-from app.tools.function import load_entry_points, load_tool
+from app.tools.function import load_entry_points, load_object, load_tool
 from app.tools.schema import JsonSchemaChecker
 
 log = logging.getLogger(__name__)
@@ -134,11 +137,8 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
     audit_key = settings.audit.key.get_secret_value().encode() if settings.audit.key else None
     tools = ToolRegistry(_tools(settings))
     known = frozenset(tools)
-    catalog, definitions, models = (
-        Catalog(settings.agents, known_tools=known),
-        DefinitionReader(known),
-        _models(settings),
-    )
+    catalog = Catalog(settings.agents, known_tools=known)
+    definitions, models = DefinitionReader(known, catalog.tool_names), _models(settings)
     if settings.models.default:
         models.resolve(settings.models.default)  # a name that means nothing is said now, not by the first run
     return _Ground(
@@ -161,7 +161,7 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
         tools=tools,
         catalog=catalog,
         definitions=definitions,
-        opening=Opening(definitions, settings.tools.workspace),
+        opening=Opening(definitions, settings.tools.workspace, texts=_texts(settings)),
         roster=Roster(catalog),
         models=models,
     )
@@ -182,10 +182,36 @@ def _supervisor(ground: _Ground) -> RunSupervisor:
             tail_chars=settings.tools.output_tail_chars,
         ),
         workspace=lambda session: opening.workspace(session.workspace),
+        find=load_object,
+        load=_memory_loader(ground),
+        lookup=_handoff_lookup(ground),
+        pacing=Pacing(**settings.handoff.model_dump()),
+        default_subagent=settings.default_subagent,
         subagent_steps=settings.limits.subagent_steps,
         max_steps=settings.limits.max_steps,
     )
     return RunSupervisor(parts, ground.journal.release)
+
+
+def _memory_loader(ground: _Ground) -> Load:
+    """Reads a memory with all that was recorded before."""
+    memories = SqlMemoryStore(ground.database.reader)
+
+    async def load(tenant: str, memory_id: str) -> MemoryState:
+        await ground.journal.flush(TAKE_S)
+        return await memories.load(tenant, memory_id)
+
+    return load
+
+
+def _handoff_lookup(ground: _Ground) -> Lookup:
+    """Reads the row of a handoff with all that was recorded before."""
+
+    async def lookup(tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
+        await ground.journal.flush(TAKE_S)
+        return await ground.store.handoff(tenant, handoff_id)
+
+    return lookup
 
 
 def _sessions(ground: _Ground, supervisor: RunSupervisor) -> Sessions:
@@ -244,7 +270,7 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
 def _delegations(ground: _Ground, supervisor: RunSupervisor, sessions: Sessions) -> Delegations:
     return Delegations(
         sessions=sessions,
-        handoffs=supervisor.handoffs,
+        supervisor=supervisor,
         journal=ground.journal,
         store=ground.store,
         roster=ground.roster,
@@ -267,10 +293,12 @@ def _feed(ground: _Ground) -> EventFeed:
 
 def _secrets(settings: Settings) -> list[str]:
     """Every value that must appear in no sink."""
-    own = [settings.http.key, settings.audit.key, settings.models.openai_api_key]
+    models = settings.models
+    own = [settings.http.key, settings.audit.key, models.openai_api_key, models.anthropic_api_key]
     found = [secret.get_secret_value() for secret in own if secret is not None]
-    found += [*url_secrets(settings.store.url), *url_secrets(settings.models.openai_base_url or "")]
-    for profile in settings.models.profiles.values():
+    for url in (settings.store.url, models.openai_base_url, models.anthropic_base_url):
+        found += url_secrets(url or "")
+    for profile in models.profiles.values():
         found += [os.environ.get(profile.api_key_env or "", ""), *url_secrets(profile.base_url or "")]
         found += header_secrets(profile.headers)
     return [*found, *secret_values(os.environ)]
@@ -295,15 +323,20 @@ def _tools(settings: Settings) -> list[Tool]:
     return list(tools.values())
 
 
+def _texts(settings: Settings) -> Texts:
+    return LANGUAGES[settings.texts.language].replaced(settings.texts.replace)
+
+
 def _models(settings: Settings) -> Models:
     given = settings.models
-    scripts: Path | None = given.scripts
     return Models(
         default=given.default,
         profiles={name: _profile(name, profile, os.environ) for name, profile in given.profiles.items()},
         openai_base_url=given.openai_base_url,
         openai_api_key=given.openai_api_key.get_secret_value() if given.openai_api_key else None,
-        scripts_dir=scripts,
+        anthropic_base_url=given.anthropic_base_url,
+        anthropic_api_key=given.anthropic_api_key.get_secret_value() if given.anthropic_api_key else None,
+        scripts_dir=given.scripts,
     )
 
 

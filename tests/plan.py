@@ -11,10 +11,11 @@ import json
 from typing import Any
 
 from app.agent.chat import ChatRequest
-from app.agent.loop import FORCED_TEXT
 from app.agent.messages import Role
+from app.agent.texts import DEFAULT
 from tests.strict import history_problem
 
+FORCED_TEXT = DEFAULT.forced_answer
 SEEN: list[ChatRequest] = []
 CANCEL = "(the model's own task is cancelled)"  # as the text of a turn
 

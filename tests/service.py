@@ -39,7 +39,7 @@ class Service:
 
     async def start(self) -> "Service":
         """Start and wait for the address."""
-        base = {k: v for k, v in os.environ.items() if not k.startswith(("SUBAGENTD_", "OPENAI_"))}
+        base = {k: v for k, v in os.environ.items() if not k.startswith(("SUBAGENTD_", "OPENAI_", "ANTHROPIC_"))}
         command = [sys.executable, "-m", "app", "serve", "--json", "--port", "0", "--db", self.where]
         command += ["--workspace", str(self.workspace), *self.args]
         with (self.folder / "service.log").open("ab") as log:

@@ -6,12 +6,13 @@ Both are written from the contract alone, so that a mistake of the service is no
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from app.agent.messages import Message, Role
 
+SAME = ("tool", "subagent", "name", "depth", "call_id", "session_mode")  # of a handoff, at its start and its end
 FINAL = {"run.completed", "run.failed", "run.cancelled", "run.timed_out", "run.interrupted"}
-TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "model_calls")
 Event = Mapping[str, Any]
 
 
@@ -129,16 +130,23 @@ def _handoffs(events: Sequence[Event]) -> list[str]:
         begun = starts.get(data["handoff_id"])
         if begun is None:
             continue  # which is found as a pair that is none
-        if any(begun["data"].get(name) != data.get(name) for name in ("tool", "subagent", "name", "depth", "call_id")):
+        if any(begun["data"].get(name) != data.get(name) for name in SAME):
             found.append(f"handoff {data['handoff_id']} ends as another than it began")
         if begun.get("run_id") != event.get("run_id"):
             found.append(f"handoff {data['handoff_id']} ends in another run than it began")
         found += [
             f"handoff.end {event['id']} before its run {r}" for r in data["run_ids"] if ends.get(r, 0) > event["id"]
         ]
-        if len(data["run_ids"]) != data["attempts"]:
+        if len(data["run_ids"]) - data["attempts"] not in _runs_beyond_attempts(data):
             found.append(f"handoff {data['handoff_id']}: {data['attempts']} attempts, runs {data['run_ids']}")
     return found
+
+
+def _runs_beyond_attempts(data: Mapping[str, Any]) -> set[int]:
+    """A fallback that is carried out by a run is no attempt; one that did not succeed may not have come to its run."""
+    if (data.get("fallback") or {}).get("kind") not in ("agent", "model"):
+        return {0}
+    return {1} if data["status"] == "fallback" else {0, 1}
 
 
 def _usage(events: Sequence[Event]) -> list[str]:
@@ -146,21 +154,33 @@ def _usage(events: Sequence[Event]) -> list[str]:
     total: dict[str, Counter[str]] = {}
     parents: dict[str, str | None] = {}
     steps: dict[str, Counter[str]] = {}
+    answered: Counter[str] = Counter()
     for event in events:
         run = event.get("run_id", "")
         if event["type"] == "step.completed":
-            steps.setdefault(run, Counter()).update(event["data"]["usage"])
+            steps.setdefault(run, Counter()).update(_amounts(event["data"]["usage"]))
+            answered[run] += 1
         elif event["type"] in FINAL:
-            own[run], total[run] = Counter(event["data"]["usage"]), Counter(event["data"]["usage_total"])
+            own[run], total[run] = _amounts(event["data"]["usage"]), _amounts(event["data"]["usage_total"])
             parents[run] = event.get("parent_run_id")
     found: list[str] = []
     for run, counted in total.items():
-        below = sum((total[child] for child, parent in parents.items() if parent == run), Counter[str]())
-        found += [f"{run}: {t} is {counted[t]}, not {own[run][t] + below[t]}" for t in TOKENS
-                  if counted[t] != own[run][t] + below[t]]  # fmt: skip
-        found += [f"{run}: its steps used more {t} than it says" for t in TOKENS
-                  if steps.get(run, Counter())[t] > own[run][t]]  # fmt: skip
+        due, used = Counter(own[run]), steps.get(run, Counter())
+        for child, parent in parents.items():
+            if parent == run:
+                due.update(total[child])
+        found += [f"{run}: {t} is {counted[t]}, not {due[t]}" for t in {*counted, *due} if counted[t] != due[t]]
+        found += [f"{run}: its steps used more {t} than it says" for t in used if used[t] > own[run][t]]
+        if own[run]["model_calls"] < answered[run]:
+            found.append(f"{run}: {own[run]['model_calls']} model calls in {answered[run]} completed steps")
     return found
+
+
+def _amounts(usage: Mapping[str, Any]) -> Counter[str]:
+    """Everything that a usage counts; money by its currency."""
+    counted = Counter({name: amount for name, amount in usage.items() if name != "cost"})
+    counted.update({f"cost in {currency}": micros for currency, micros in usage["cost"].items()})
+    return counted
 
 
 def _idle(events: Sequence[Event], quiet: bool) -> list[str]:
@@ -188,19 +208,21 @@ def _idle(events: Sequence[Event], quiet: bool) -> list[str]:
 
 
 def _memories(events: Sequence[Event]) -> list[str]:
-    """Order in a memory is (turn, step, sub), and that of its message numbers."""
-    places: dict[str, list[tuple[int, tuple[int, int, int]]]] = {}
+    """Order in a memory is (turn, step, sub), and that of its message numbers; one run follows another."""
+    places: dict[str, list[tuple[int, tuple[int, int, int], str]]] = {}
     for event in events:
         if event["type"] in ("message", "tool.result"):
             data = event["data"]
             place = (data["turn"], event.get("step", 0), data["sub"])
-            places.setdefault(data["memory_id"], []).append((data["memory_seq"], place))
+            places.setdefault(data["memory_id"], []).append((data["memory_seq"], place, event["run_id"]))
     found: list[str] = []
     for memory, known in places.items():
         known.sort()
-        if len({seq for seq, _ in known}) < len(known):
+        if len({seq for seq, _, _ in known}) < len(known):
             found.append(f"{memory}: a number is used twice")
-        order = [place for _, place in known]
+        order = [place for _, place, _ in known]
         if order != sorted(set(order)):
             found.append(f"{memory}: the places are not in order: {order}")
+        blocks = Counter(run for run, _ in groupby(run for _, _, run in known))
+        found += [f"{memory}: {run} speaks {times} times, others between" for run, times in blocks.items() if times > 1]
     return found

@@ -1,19 +1,28 @@
 """Every example of the documentation is carried out, so that none of them can go stale."""
 
+import json
 import re
 import shlex
 import textwrap
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import click
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
+from app import settings
+from app.agent.definition import SurfaceKind
 from app.agent.messages import Message
 from app.agent.tools import ToolContext
+from app.api.schemas.fields import Budget, Policy
 from app.cli import main
+from app.client import Client
 from app.definitions.markdown import parse
 from app.llm import scripted
 from app.llm.script_format import read_script
@@ -23,9 +32,17 @@ from app.tools.function import FunctionTool, tool
 from tests.llm.asking import READ, ask, assistant, result, system, user
 from tests.service import ROOT, agent, finished, script, serving
 
-PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
+DELEGATION = "docs/delegation.md"
+PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", DELEGATION)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ANY = 'agents:\n  - turns: [{text: "An answer."}]\n'
+LAYER_NOTE = re.compile(r"\([^)]*\)")
+CHANGING = re.compile(r"\b(?:(ho|run)_[0-9a-z]{26}|(sub)_[0-9a-f]{8})\b")  # ids and made-up names
+ANY = """
+agents:
+  - when: {task_contains: JSON Schema}
+    turns: [{text: '{"file": "app/agent/attempts.py", "line": 96}'}]
+  - turns: [{text: An answer.}]
+"""
 # Blocks that are no examples to be carried out here, by their first line, and why.
 ELSEWHERE = {
     "make demo   # a parent and two subagents work on this repository, with a small model that runs on this machine": (
@@ -36,6 +53,7 @@ ELSEWHERE = {
     "SUBAGENTD_KEY=$(openssl rand -hex 32) docker compose up": "needs a container engine",
     "make install   # .venv with everything for development: hash-checked wheels, then this checkout": "installs",
     "record(run, payload)            synchronous, never blocks, never fails a run": "a picture",
+    "a tool of a surface ── HandoffOrder ──▶ Handoffs.delegate            handoff.start": "a picture",
 }
 
 
@@ -61,14 +79,31 @@ def blocks() -> list[Block]:
     return found
 
 
-def of(kind: str, having: str = "") -> list[Block]:
-    """The blocks of one language that hold a text."""
-    return [block for block in blocks() if block.kind == kind and having in block.text]
+def of(kind: str, having: str = "", page: str = "") -> list[Block]:
+    """The blocks of one language that hold a text, of one page or of all."""
+    return [b for b in blocks() if b.kind == kind and having in b.text and b.page.startswith(page)]
+
+
+def requests(block: Block) -> Iterator[tuple[str, str | None, dict[str, str]]]:
+    """Path, body and headers of each curl command in a block."""
+    for command in block.text.replace("\\\n", " ").split("curl ")[1:]:
+        words = shlex.split(command, comments=True)
+        url = next(word for word in words if word.startswith("http"))
+        data = words[words.index("-d") + 1] if "-d" in words else None
+        headers = dict(word.split(": ", 1) for word in words if ": " in word and word != data)
+        yield url.removeprefix("http://127.0.0.1:8080"), data, headers
+
+
+def lasting(text: str) -> str:
+    """A text without what is different each time."""
+    text = CHANGING.sub(lambda match: f"{match[1] or match[2]}_…", text)
+    return re.sub(r"\b\d+ ms\b", "… ms", text)
 
 
 @pytest.mark.spec("13.1")
 def test_every_block_is_carried_out_by_a_test_or_says_why_not() -> None:
-    here = [*of("sh", "curl"), *of("markdown"), *of("python"), *of("yaml")]
+    here = [*of("sh", "curl"), *of("markdown"), *of("python"), *of("yaml"), *of("toml"), *of("json")]
+    here += of("text", page=DELEGATION)
     left = [block for block in blocks() if block not in here]
     assert {block.first for block in left} == set(ELSEWHERE)
 
@@ -81,22 +116,19 @@ async def test_every_http_example_answers_well(tmp_path: Path) -> None:
         aiohttp.ClientSession() as http,
     ):
         body = {"agent": "solo", "agents": [agent("solo", mode="all", tools=[])], "input": "x"}
-        started = await client.request("POST", "/v1/runs", body)
-        await finished(client, started["id"])
+        session = (await client.request("POST", "/v1/runs", body))["session_id"]
         done = 0
         for block in of("sh", "curl"):
-            for line in block.text.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True)
-                if words[:1] != ["curl"]:
-                    continue
-                url = next(word for word in words if word.startswith("http"))
-                url = url.replace("http://127.0.0.1:8080", service.url).replace("ses_…", started["session_id"])
-                data = words[words.index("-d") + 1] if "-d" in words else None
-                headers = dict(word.split(": ", 1) for word in words if ": " in word and not word.startswith("{"))
+            for path, data, headers in requests(block):
+                url = service.url + path.replace("ses_…", session)
                 async with http.request("POST" if data else "GET", url, data=data, headers=headers) as answer:
-                    assert answer.status in (200, 202), (line, await answer.text())
+                    assert answer.status in (200, 202), (path, data, await answer.text())
+                    given = await answer.json() if data else {}
+                if answer.status == 202:
+                    given = await finished(client, given["id"])
+                assert given.get("status", "completed") == "completed", given
                 done += 1
-        assert done >= 5
+        assert done >= 12
 
 
 @pytest.mark.spec("13.1", "10.1")
@@ -111,7 +143,7 @@ def test_every_agent_file_example_loads_without_a_remark() -> None:
 
 @pytest.mark.spec("13.1", "7.8")
 async def test_the_tool_and_the_script_of_the_contributors_page_work_together(tmp_path: Path) -> None:
-    (python,), (yaml,) = of("python"), of("yaml")
+    (python,), (yaml,) = of("python", page="CONTRIBUTING.md"), of("yaml")
     (tmp_path / "my_tools.py").write_text(python.text)
     env = {
         **script(tmp_path, yaml.text),
@@ -123,6 +155,92 @@ async def test_the_tool_and_the_script_of_the_contributors_page_work_together(tm
         started = await client.request("POST", "/v1/runs", {**body, "input": "Where is my order?"})
         run = await finished(client, started["id"])
         assert run["output"] == "I was told: order 7 is on its way"
+
+
+# ── delegation ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def delegating(call: dict[str, Any], scout: Sequence[dict[str, Any]]) -> str:
+    """A script: the lead makes this call and answers with its result; the scout plays these turns."""
+    lead = [{"calls": [call]}, {"text": "{{ result[0] }}"}]
+    return json.dumps({"agents": [{"when": {"task_contains": "Ask a scout"}, "turns": lead}, {"turns": list(scout)}]})
+
+
+@pytest.mark.spec("13.1", "3.1", "3.2", "3.3", "3.4")
+@pytest.mark.parametrize("kind", [kind.value for kind in SurfaceKind])
+async def test_each_surface_takes_the_call_and_gives_the_result_of_its_page(tmp_path: Path, kind: str) -> None:
+    section = (ROOT / DELEGATION).read_text().split(f"### `{kind}`\n")[1].split("\n### ")[0]
+    (_, call), (_, result) = FENCED.findall(section)
+    look = {"calls": [{"tool": "grep", "arguments": {"pattern": "retry"}}]}
+    scout: list[dict[str, Any]] = [look, {"text": "app/agent/attempts.py:96"}]
+    env = script(tmp_path, delegating(json.loads(call), scout=scout))
+    body = {
+        "input": "Ask a scout.",
+        "agents": ["scout"],
+        "surfaces": [kind],
+        "texts": "en",
+        "default_subagent": "scout",
+    }
+    async with serving(tmp_path, env=env) as service, service.client() as client:
+        started = await client.request("POST", "/v1/runs", body)
+        run = await finished(client, started["id"])
+        assert lasting(run["output"]) == result.strip()
+
+
+@pytest.mark.spec("13.1", "4.1", "4.7", "14.4")
+async def test_the_policy_of_the_page_leads_to_the_tree_of_the_page(tmp_path: Path) -> None:
+    (policy,), (tree,) = of("sh", 'max_retries": 2', DELEGATION), of("json", "fallback", DELEGATION)
+    ((path, data, _),) = requests(policy)
+    shown = json.loads(tree.text)
+    (call, *_) = [json.loads(block.text) for block in of("json", "execute_task", DELEGATION)]
+    scout = [{"text": "", "error": {**shown["error"], "retryable": True}}]
+    env = {**script(tmp_path, delegating(call, scout=scout)), "SUBAGENTD_HANDOFF__BACKOFF_MS": "1"}
+    async with serving(tmp_path, env=env) as service, service.client() as client:
+        assert data is not None
+        body = json.loads(data)
+        started = await client.request("POST", path, body)
+        run = await finished(client, started["id"])
+        assert run["output"] == body["policy"]["on_error"]["answer"]
+        seen = await client.request("GET", f"/v1/sessions/{run['session_id']}/tree")
+        (handoff,) = seen["runs"][0]["handoffs"]
+        assert json.loads(lasting(json.dumps(handoff))) == shown
+
+
+@pytest.mark.spec("13.1", "10.5")
+async def test_the_runner_of_the_page_answers_in_place_of_a_model(tmp_path: Path) -> None:
+    (file,), (python,) = of("markdown", "runner:"), of("python", page=DELEGATION)
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "classifier.md").write_text(file.text)
+    (tmp_path / "my_runners.py").write_text(python.text)
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    async with serving(tmp_path, "--agents", str(tmp_path / "agents"), env=env) as service, service.client() as client:
+        said = [await classified(client, letter) for letter in ("An invoice is wrong.", "It does not start.")]
+        assert said == ["billing", "support"]
+
+
+async def classified(client: Client, letter: str) -> str:
+    """What the agent of the page says of a letter."""
+    answer = await client.request("POST", "/v1/delegations", {"agent": "classifier", "task": letter})
+    return str(answer["output"])
+
+
+@pytest.mark.spec("13.1", "16.5")
+def test_the_settings_of_the_page_are_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = of("toml")
+    (tmp_path / settings.TOML_FILE).write_text(block.text)
+    monkeypatch.chdir(tmp_path)
+    rows = settings.sources(settings.load(), {})
+    named = {row["name"] for row in rows if row["source"] == settings.TOML_FILE}
+    wanted = {"default_subagent", "handoff.backoff_ms", "handoff.deadline_ms", "texts.language"}
+    assert named >= {*wanted, "handoff.max_backoff_ms", "texts.replace.work_order", "models.profiles.house.input_price"}
+
+
+@pytest.mark.spec("13.1")
+def test_the_page_names_every_field_of_a_policy_and_of_a_budget() -> None:
+    page = (ROOT / DELEGATION).read_text()
+    budget = TypeAdapter(Budget).json_schema()["properties"]
+    names = [*TypeAdapter(Policy).json_schema()["properties"], *budget]
+    assert [name for name in names if f"`{name}`" not in page] == []
 
 
 def indented(docstring: str | None) -> str:
@@ -158,6 +276,30 @@ def test_the_function_in_the_description_of_own_tools_becomes_a_tool() -> None:
     assert (made.spec.name, made.spec.read_only) == ("lookup", True)
     assert made.spec.parameters["required"] == ["order_id"]  # the context is no argument
     assert "invoice" in made.spec.parameters["properties"]["order_id"]["description"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    titles = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    dead = [link for link in links if link.startswith("#") and link[1:] not in titles]
+    dead += [link for link in links if not link.startswith("#") and not (ROOT / page).parent.joinpath(link).exists()]
+    assert dead == []
+
+
+def test_the_architecture_page_names_every_module_of_the_kernel_and_every_layer() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    kernel = page.split("The kernel, ")[1].split("Imports point downward")[0]
+    named = set(re.findall(r"`(\w+)`", "\n".join(line.split(" | ")[0] for line in kernel.splitlines())))
+    modules = {path.stem for path in (ROOT / "app" / "agent").glob("*.py")} - {"__init__"}
+    assert named - {"app"} == modules
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["id"] == "layers"]
+    there = {path.stem for path in (ROOT / "app").iterdir()}
+    wanted = [[n for n in re.findall(r"\w+", layer) if n in there and n != "__main__"] for layer in layers]
+    (said,) = re.findall(r"exhaustive\): (.*?agent)`", page, re.DOTALL)
+    assert [re.findall(r"\w+", layer) for layer in LAYER_NOTE.sub("", said).split("→")] == [w for w in wanted if w]
 
 
 @pytest.mark.spec("13.1", "16.1", "16.2", "16.3")

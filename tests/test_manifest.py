@@ -75,6 +75,8 @@ def problems(entries: Entries, claimed: Mapping[str, list[str]]) -> list[str]:
             found.append(f"{key} is {state!r} but no test is marked with it")
         if state == "todo" and places:
             found.append(f"{key} is 'todo' but marked at {', '.join(places)}")
+        if state != "todo" and entry.get("later"):
+            found.append(f"{key} is {state!r}: `later` says why something is 'todo'")
     return found
 
 
@@ -111,6 +113,10 @@ def test_each_requirement_has_the_tests_that_its_state_promises(marks: list[Mark
 
 def test_each_seed_row_has_the_tests_that_its_state_promises(marks: list[Mark], seeds: dict[str, Any]) -> None:
     assert problems(seeds["rows"], claims(marks, "seed")) == []
+
+
+def test_a_seed_row_without_a_test_says_why(seeds: dict[str, Any]) -> None:
+    assert [key for key, row in seeds["rows"].items() if row["state"] == "todo" and not row.get("later")] == []
 
 
 def test_a_seed_mark_names_the_document_that_its_rows_belong_to(marks: list[Mark], seeds: dict[str, Any]) -> None:

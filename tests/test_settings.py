@@ -2,15 +2,20 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
+from app.agent.chat import Prices
+from app.agent.orders import Pacing
+from app.agent.texts import DEFAULT_LANGUAGE, LANGUAGES, TEXT_NAMES
 from app.cli.admin import check_agents
+from app.llm.profile import THINKING_STYLES, Profile
 from app.masking import MASK, ValueMasker
-from app.settings import TOML_FILE, Settings, load, sources, unknown_variables
+from app.settings import TOML_FILE, ModelProfile, Settings, load, sources, unknown_variables
 from app.wiring import _secrets, tool_names
 
 TOOLS = """
@@ -28,7 +33,7 @@ def weather(city: str) -> str:
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
-        if name.upper().startswith(("SUBAGENTD_", "OPENAI_")):
+        if name.upper().startswith(("SUBAGENTD_", "OPENAI_", "ANTHROPIC_")):
             monkeypatch.delenv(name)
 
 
@@ -67,6 +72,10 @@ def test_an_argument_beats_the_environment_that_beats_the_file_that_beats_the_de
         ("SUBAGENTD_STORE__LINGER_MS", "7.5", ("store.linger_ms", 7.5)),
         ("SUBAGENTD_HTTP__HOSTS", '["a.example"]', ("http.hosts", ["a.example"])),
         ("SUBAGENTD_DEFAULT_AGENT", "scout", ("default_agent", "scout")),
+        ("SUBAGENTD_DEFAULT_SUBAGENT", "scout", ("default_subagent", "scout")),
+        ("SUBAGENTD_HANDOFF__BACKOFF_MS", "250", ("handoff.backoff_ms", 250)),
+        ("SUBAGENTD_TEXTS__LANGUAGE", "zh", ("texts.language", "zh")),
+        ("SUBAGENTD_TEXTS__REPLACE", '{"heading": "[Result]"}', ("texts.replace.heading", "[Result]")),
         ("OPENAI_BASE_URL", "http://localhost:1/v1", ("models.openai_base_url", "http://localhost:1/v1")),
     ],
 )
@@ -125,6 +134,75 @@ def test_an_unknown_variable_is_named_and_an_unknown_one_in_a_known_group_refuse
     monkeypatch.setenv("SUBAGENTD_HTTP__PROT", "1")
     with pytest.raises(ValidationError, match=r"http\.prot"):
         load()
+
+
+@pytest.mark.spec("16.5")
+def test_without_settings_handoffs_are_paced_as_the_kernel_does_it() -> None:
+    assert load().handoff.model_dump() == asdict(Pacing())
+
+
+@pytest.mark.spec("16.5")
+@pytest.mark.parametrize(
+    ("name", "value"), [("backoff_ms", -1), ("max_backoff_ms", 3_600_001), ("deadline_ms", 0), ("max_retries", 1)]
+)
+def test_a_pace_of_handoffs_that_cannot_be_kept_is_refused(name: str, value: int) -> None:
+    with pytest.raises(ValidationError, match=rf"handoff\.{name}"):
+        load(handoff={name: value})
+
+
+@pytest.mark.spec("16.5")
+def test_who_gets_a_delegation_without_a_name_is_a_setting() -> None:
+    assert load().default_subagent == "researcher"
+    write_toml("default_subagent = 'scout'\n")
+    assert load().default_subagent == "scout"
+
+
+@pytest.mark.spec("16.5")
+def test_the_texts_can_be_set_to_each_language_that_there_is_and_to_no_other() -> None:
+    assert load().texts.model_dump() == {"language": DEFAULT_LANGUAGE, "replace": {}}
+    assert [load(texts={"language": language}).texts.language for language in LANGUAGES] == list(LANGUAGES)
+    with pytest.raises(ValidationError, match=r"texts\.language"):
+        load(texts={"language": "fr"})
+
+
+@pytest.mark.spec("16.5")
+def test_a_text_is_replaced_by_its_name_and_a_name_that_there_is_not_is_answered_with_those_that_there_are() -> None:
+    write_toml("[texts]\nlanguage = 'en'\nreplace = {heading = '', digest = 'So far:'}\n")
+    assert load().texts.replace == {"heading": "", "digest": "So far:"}
+    with pytest.raises(ValidationError, match=r"texts\.replace\s.*no text 'headline'; there are activity, ") as caught:
+        load(texts={"replace": {"headline": "x"}})
+    assert all(name in str(caught.value) for name in TEXT_NAMES)
+
+
+# ── model profiles ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.spec("13.3")
+def test_every_field_of_a_profile_is_one_of_the_models_own() -> None:
+    named = set(ModelProfile.model_fields) - {"api_key_env"}  # names the variable that the key is read from
+    assert named <= {field.name for field in fields(Profile)}
+    assert get_args(ModelProfile.model_fields["thinking_style"].annotation) == THINKING_STYLES
+
+
+@pytest.mark.spec("13.3")
+def test_prices_and_the_way_of_thinking_are_settings_of_a_profile() -> None:
+    write_toml(
+        "[models.profiles.fast]\nprovider = 'scripted'\nmodel = 'echo'\ninput_price = 150000\ncached_price = 75000\n"
+        "output_price = 600000\ncurrency = 'EUR'\nthinking_style = 'enable_thinking'\n"
+    )
+    given = load().models.profiles["fast"]
+    profile = Profile(name="fast", **given.model_dump(exclude={"api_key_env", "base_url"}))
+    assert profile.prices == Prices(input=150_000, cached=75_000, output=600_000, currency="EUR")
+    assert profile.thinking_style == "enable_thinking"
+
+
+@pytest.mark.spec("13.3")
+@pytest.mark.parametrize(
+    ("name", "value"), [("input_price", -1), ("output_price", 0.5), ("currency", "usd"), ("thinking_style", "on")]
+)
+def test_a_price_or_a_style_that_there_cannot_be_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError, match=rf"models\.profiles\.fast\.{name}"):
+        load(models={"profiles": {"fast": {"model": "m", name: value}}})
 
 
 # ── secrets ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,17 +18,18 @@ from typing import Any
 
 from sqlalchemy import select
 
-from app.agent.calls import OutputLimit
 from app.agent.delegation import Roster
 from app.agent.events import StoredEvent
-from app.agent.runner import RunnerParts
-from app.agent.runs import Run
+from app.agent.live_run import RunnerParts
+from app.agent.orders import Pacing
+from app.agent.runs import MemoryState, Run
 from app.agent.supervisor import RunSupervisor
-from app.agent.tools import Tool, ToolRegistry
+from app.agent.tools import OutputLimit, Tool, ToolRegistry
 from app.bus.memory import MAX_BYTES, MemoryBus
 from app.definitions.catalog import Catalog
 from app.definitions.reader import DefinitionReader
 from app.llm.catalog import Models
+from app.llm.profile import Profile
 from app.masking import ValueMasker
 from app.sessions.delegations import Delegated, Delegations
 from app.sessions.feed import EventFeed, View
@@ -45,12 +46,14 @@ from app.store.migrate import upgrade
 from app.store.runs import SqlRunStore
 from app.store.tables import metadata
 from app.tools.builtin import builtin_tools
+from app.tools.function import load_object
 from app.tools.schema import JsonSchemaChecker
 from app.wire import decode, event_json
 from tests import plan
 from tests.strict import log_problems
 
 WAIT_S = 10.0
+QUICK = Pacing(backoff_ms=1, max_backoff_ms=4)
 ROOT = Path(__file__).resolve().parent
 Wrap = Callable[[EventWriter], EventWriter]
 
@@ -89,6 +92,16 @@ class World:
         self.delegations: Delegations
         self.feed: EventFeed
 
+    async def load(self, tenant: str, memory_id: str) -> MemoryState:
+        """A memory with all that was recorded before."""
+        await self.journal.flush()
+        return await self.memories.load(tenant, memory_id)
+
+    async def lookup(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
+        """A handoff's row with all that was recorded before."""
+        await self.journal.flush()
+        return await self.store.handoff(tenant, handoff_id)
+
     # ── starting ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def node(self, name: str = "node", **fields: Any) -> dict[str, Any]:
@@ -97,7 +110,13 @@ class World:
 
     async def session(self, **fields: Any) -> str:
         """A session whose lead and only subagent is `node`, which may nest three deep; returns its id."""
-        given = {"agent": "node", "agents": [self.node()], "policy": {"max_depth": 3}, **fields}
+        given = {
+            "agent": "node",
+            "agents": [self.node()],
+            "policy": {"max_depth": 3},
+            "surfaces": ["dispatch"],
+            **fields,
+        }
         return str((await self.sessions.create(self.tenant, SessionInput(**given)))["id"])
 
     async def turn(self, session_id: str, text: str, **limits: Any) -> Run:
@@ -110,7 +129,7 @@ class World:
 
     async def delegate(self, text: str, **fields: Any) -> Delegated:
         """Start a direct delegation to `node`."""
-        given = {"agent": self.node(), "task": text, **fields}
+        given = {"agent": self.node(surfaces=["dispatch"]), "task": text, **fields}
         return await self.delegations.start(self.tenant, DelegationInput(**given))
 
     # ── waiting and looking ─────────────────────────────────────────────────────────────────────────────────────
@@ -206,6 +225,9 @@ async def world(
     max_bytes: int = 64 << 20,
     buffer_bytes: int = MAX_BYTES,
     output_limit: OutputLimit | None = None,
+    profiles: Mapping[str, Profile] | None = None,
+    pacing: Pacing | None = None,
+    default_subagent: str = "node",
     tenant: str = "default",
     recover: bool = True,
     verify: bool = True,
@@ -228,10 +250,19 @@ async def world(
     made = World(folder, database, tenant)
     chosen = model or ("openai:stub" if base_url else "scripted:play" if script else "scripted:plan")
     made.models = Models(
-        default=chosen, scripts_dir=folder / "scripts", openai_base_url=base_url, openai_api_key="key-of-the-stub"
+        default=chosen,
+        profiles=profiles,
+        scripts_dir=folder / "scripts",
+        openai_base_url=base_url,
+        openai_api_key="key-of-the-stub",
     )
     made.tools = tuple(tool.spec.name for tool in tools)
-    _assemble(made, ToolRegistry((*builtin_tools(), *tools)), secrets, wrap, max_bytes, buffer_bytes, output_limit)
+    own = {
+        "output_limit": output_limit or OutputLimit(),
+        "pacing": pacing or QUICK,
+        "default_subagent": default_subagent,
+    }
+    _assemble(made, ToolRegistry((*builtin_tools(), *tools)), secrets, wrap, max_bytes, buffer_bytes, own)
     if recover:
         await Recovery(made.store, made.journal).run()
     try:
@@ -263,7 +294,7 @@ def _assemble(
     wrap: Wrap | None,
     max_bytes: int,
     buffer_bytes: int,
-    output_limit: OutputLimit | None,
+    own: Mapping[str, Any],
 ) -> None:
     database, masker = made.database, ValueMasker(secrets)
     writer: EventWriter = database.writer(replacement)
@@ -274,7 +305,7 @@ def _assemble(
     known = frozenset(tools)
     catalog = Catalog(known_tools=known)
     catalog.reload()
-    definitions = DefinitionReader(known)
+    definitions = DefinitionReader(known, catalog.tool_names)
     opening = Opening(definitions, made.folder / "workspace")
     roster = Roster(catalog)
     made.supervisor = RunSupervisor(
@@ -285,8 +316,11 @@ def _assemble(
             roster=roster,
             checker=JsonSchemaChecker(),
             masker=masker,
-            output_limit=output_limit or OutputLimit(),
             workspace=lambda session: opening.workspace(session.workspace),
+            find=load_object,
+            load=made.load,
+            lookup=made.lookup,
+            **own,
         ),
         made.journal.release,
     )
@@ -302,7 +336,7 @@ def _assemble(
     )
     made.delegations = Delegations(
         sessions=made.sessions,
-        handoffs=made.supervisor.handoffs,
+        supervisor=made.supervisor,
         journal=made.journal,
         store=made.store,
         roster=roster,

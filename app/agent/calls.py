@@ -6,18 +6,20 @@ Knows delegation only as tools, and no concrete tool.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.agent import events
-from app.agent.errors import HandoffStop, InvalidArguments, ToolError, UnknownTool
+from app.agent.budget import ONE_TOOL_CALL, Budget, Refusal, take
+from app.agent.errors import BudgetSpent, HandoffStop, InvalidArguments, ToolError, UnknownTool
 from app.agent.events import Masker, Recorder
 from app.agent.ids import new_id
 from app.agent.messages import Message, Role, ToolCall
 from app.agent.runs import Run, Session, ToolActivity
-from app.agent.tools import SchemaChecker, Tool, ToolContext, ToolRegistry, ToolResult, validated
+from app.agent.texts import filled
+from app.agent.tools import OutputLimit, SchemaChecker, Tool, ToolContext, ToolRegistry, ToolResult, validated
 
 log = logging.getLogger(__name__)
 
@@ -26,26 +28,10 @@ NOT_RUN_TEXT = "(not run: another call of this turn ended the run)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutputLimit:
-    """How much of an output a model sees (spec 7.5), in characters."""
-
-    max_chars: int = 16_000
-    head_chars: int = 12_000
-    tail_chars: int = 3_000
-
-    def cut(self, text: str) -> tuple[str, int | None]:
-        """The text, or its head and tail with a note, and then the full length."""
-        if len(text) <= self.max_chars:
-            return text, None
-        left_out = len(text) - self.head_chars - self.tail_chars
-        note = f"\n\n[… {left_out} characters left out of {len(text)} …]\n\n"
-        return text[: self.head_chars] + note + text[-self.tail_chars :], len(text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One assistant message with calls: where its results go. `memory_seq` is the number of the assistant message;
-    `check` raises when the run was told to end."""
+    `check` raises when the run was told to end. While the run waits for children it gives its place to others:
+    `pause` does that, `go_on` waits for one again."""
 
     session: Session
     run: Run
@@ -57,6 +43,9 @@ class Turn:
     workspace: Path
     deadline: float | None
     check: Callable[[], None]
+    budget: Budget | None = None
+    pause: Callable[[], None] | None = None
+    go_on: Callable[[], Awaitable[None]] | None = None
 
 
 class ToolCalls:
@@ -69,7 +58,9 @@ class ToolCalls:
         self._limit = limit
         self._activity: dict[str, list[int]] = {}
         self._open: dict[str, float] = {}  # calls with a tool.call and no tool.result, and when they began
+        self._started: dict[str, events.Event] = {}  # delegations under way
         self._waiting = False  # for children
+        self.spent: Refusal | None = None  # a call that the budget had no room for
 
     @property
     def activity(self) -> tuple[ToolActivity, ...]:
@@ -90,7 +81,7 @@ class ToolCalls:
         try:
             for group in self._groups(turn, calls):
                 turn.check()  # a child that was ended with this run must not set the next call going
-                await board.run(group)
+                await self._group(turn, board, group, calls)
             self.resume(turn.run)
         except asyncio.CancelledError:
             status, text = "cancelled", CANCELLED_TEXT
@@ -98,6 +89,16 @@ class ToolCalls:
         finally:
             board.close(status, text)
             history.extend(board.messages())
+
+    @staticmethod
+    async def _group(turn: Turn, board: "_Board", group: Sequence[int], calls: Sequence[ToolCall]) -> None:
+        """Run one group; a run that waits for children, or for a task, holds no place meanwhile (spec 9.8)."""
+        waits = any(_is_waiting(turn, calls[index]) for index in group)
+        if waits and turn.pause is not None:
+            turn.pause()
+        await board.run(group)
+        if waits and turn.go_on is not None:
+            await turn.go_on()
 
     def resume(self, run: Run) -> None:
         """The run waits for no child any more."""
@@ -127,24 +128,38 @@ class ToolCalls:
             arguments = validated(tool.spec, call, self._checker)
             self._recorder.record(turn.run, events.TOOL_CALL, _called(call, arguments, sub), step=turn.step)
             self._open[call.call_id] = asyncio.get_running_loop().time()
+            self._afford(turn, tool)
             await self._begin(turn, tool, call)
             result = await self._invoke(tool, arguments, turn, call)
+        except BudgetSpent as error:
+            result = ToolResult(content=error.message, is_error=True, status="denied")
         except UnknownTool as error:
             result = ToolResult(content=error.message, is_error=True, status="unknown_tool")
         except InvalidArguments as error:
-            result = ToolResult(content=error.message, is_error=True, status="invalid_arguments")
+            result = ToolResult(content=_prefixed(turn, call, error), is_error=True, status="invalid_arguments")
         except ToolError as error:
-            result = ToolResult(content=error.message, is_error=True, status="error")
+            result = ToolResult(content=_prefixed(turn, call, error), is_error=True, status="error")
         except HandoffStop as error:
             self.finish(turn, call, sub, ToolResult(content=error.result, is_error=True, status="error"))
             raise
         return self.finish(turn, call, sub, result)
+
+    def _afford(self, turn: Turn, tool: Tool) -> None:
+        """Take the call out of the budget of the tree; a delegation is taken as one when it is admitted."""
+        if tool.spec.delegation:
+            return
+        refusal = take(turn.budget, ONE_TOOL_CALL)
+        if refusal is not None:
+            self.spent = refusal
+            raise BudgetSpent(filled(turn.session.texts.budget_spent, what=refusal.what))
 
     async def _begin(self, turn: Turn, tool: Tool, call: ToolCall) -> None:
         """State that the tool starts; with side effects, only once that is in the store."""
         spec = tool.spec
         payload = events.ToolStarted(call_id=call.call_id, tool=spec.name, read_only=spec.read_only)
         start = self._recorder.record(turn.run, events.TOOL_START, payload, step=turn.step)
+        if spec.delegation:
+            self._started[call.call_id] = start
         # a delegation has no effect of its own: what its children do is committed before they do it
         if not (spec.read_only or spec.delegation):
             await self._recorder.committed(start)
@@ -167,6 +182,7 @@ class ToolCalls:
             workspace=turn.workspace,
             deadline=turn.deadline,
             progress=self._progress(turn, call),
+            primary=self._primary(turn, call) if tool.spec.delegation else None,
         )
         limit = asyncio.timeout(timeout_ms / 1000 if timeout_ms else None)
         try:
@@ -184,6 +200,27 @@ class ToolCalls:
                 text = f"{call.name} did not finish within {timeout_ms} ms and was stopped."
                 return ToolResult(content=text, is_error=True, status="timed_out")
             return _fault(call, error)
+
+    def _primary(self, turn: Turn, call: ToolCall) -> Callable[[], Awaitable[ToolResult]] | None:
+        """How the ordinary tool that a delegation tool hides carries out the same call: validated, counted and
+        committed like any other."""
+        hidden = turn.registry.primaries.get(call.name)
+        if hidden is None:
+            return None
+
+        async def carry_out() -> ToolResult:
+            try:
+                arguments = validated(hidden.spec, call, self._checker)
+                self._afford(turn, hidden)
+                if not hidden.spec.read_only:  # that the call started is known; now it must be stored too
+                    await self._recorder.committed(self._started[call.call_id])
+                return await self._invoke(hidden, arguments, turn, call)
+            except BudgetSpent as error:
+                return ToolResult(content=error.message, is_error=True, status="denied")
+            except ToolError as error:
+                return ToolResult(content=error.message, is_error=True, status="error")
+
+        return carry_out
 
     def _progress(self, turn: Turn, call: ToolCall) -> Callable[[str], None]:
         """How a call shows what it is at, also from a thread of its own."""
@@ -204,6 +241,7 @@ class ToolCalls:
     def finish(self, turn: Turn, call: ToolCall, sub: int, result: ToolResult) -> Message:
         """Mask, cut, record, count; returns the tool message."""
         began = self._open.pop(call.call_id, None)
+        self._started.pop(call.call_id, None)
         duration_ms = 0 if began is None else int((asyncio.get_running_loop().time() - began) * 1000)
         content, length = self._limit.cut(self._masker.text(result.content))
         counts = self._activity.setdefault(call.name, [0, 0])
@@ -277,6 +315,9 @@ class _Board:
     def _close(self, index: int, status: str, text: str) -> None:
         if index in self._results:
             return
+        tool = self._turn.registry.get(self._calls[index].name)
+        if tool is not None and tool.spec.cancelled_text and status == "cancelled":
+            text = tool.spec.cancelled_text
         stand_in = ToolResult(content=text, is_error=True, status=status)
         self._results[index] = self._owner.finish(self._turn, self._calls[index], index + 1, stand_in)
 
@@ -292,9 +333,21 @@ async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _prefixed(turn: Turn, call: ToolCall, error: ToolError) -> str:
+    """What went wrong with a call, as its tool's errors begin."""
+    tool = turn.registry.get(call.name)
+    prefix = tool.spec.error_prefix if tool is not None else ""
+    return error.message if error.message.startswith(prefix) else prefix + error.message
+
+
 def _is_delegation(turn: Turn, call: ToolCall) -> bool:
     tool = turn.registry.get(call.name)
     return tool is not None and tool.spec.delegation
+
+
+def _is_waiting(turn: Turn, call: ToolCall) -> bool:
+    tool = turn.registry.get(call.name)
+    return tool is not None and (tool.spec.delegation or tool.spec.waits)
 
 
 def _called(call: ToolCall, arguments: Any, sub: int) -> events.ToolCalled:

@@ -63,6 +63,7 @@ class ChatRequest:
     """One model call. `messages` is a snapshot that `transcript` has proven acceptable; `tools` () means none.
 
     `tool_choice`: `auto`, `none`, `required` or the name of a tool; None: not sent. `max_tokens` bounds the reply.
+    `thinking`: switch the model's own reasoning on or off, where its endpoint can; None: not said.
     """
 
     messages: Sequence[Message]
@@ -72,6 +73,23 @@ class ChatRequest:
     temperature: float | None = None
     max_tokens: int | None = None
     effort: str | None = None
+    thinking: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What a model costs: micro-units of `currency` per million tokens. `cached` None: as `input`."""
+
+    input: int
+    output: int
+    cached: int | None = None
+    currency: str = "USD"
+
+    def cost(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> int:
+        """Micro-units for that many tokens, rounded up, so that a limit on money is never passed by rounding."""
+        cached = self.input if self.cached is None else self.cached
+        fresh = max(0, input_tokens - cached_tokens)
+        return -(-(fresh * self.input + cached_tokens * cached + output_tokens * self.output) // 1_000_000)
 
 
 Emit = Callable[[Delta], None]
@@ -83,6 +101,10 @@ class ChatModel(Protocol):
     @property
     def name(self) -> str:
         """`provider:model` or the name of the profile."""
+
+    @property
+    def prices(self) -> Prices | None:
+        """What it costs; None: not known."""
 
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """Ask, hand each piece to `emit` as it comes, and return the complete reply.

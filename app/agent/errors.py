@@ -8,7 +8,9 @@ Knows neither HTTP statuses nor log levels; `api/errors.py` maps these once.
     │   └── InvalidArguments
     ├── ModelError             a model could not answer; ends the run as failed when it cannot be retried
     │   └── IncompleteReply    a stream that ended without a positive end signal
+    ├── InvalidOutput          a final answer that does not satisfy the output schema, also the second time
     ├── HandoffStop            a handoff under `fail`: ends the parent's turn
+    ├── BudgetSpent            a limit of the tree is reached: ends the run, a root with a forced answer
     ├── RequestError           a caller asked for something that cannot be done
     │   ├── InvalidRequest · Unsupported · NotFound · Conflict · Denied · Unauthorized · TooMany
     └── Unavailable            try again later: store away, shutting down
@@ -77,6 +79,12 @@ class IncompleteReply(ModelError):
     code = "model_incomplete"
 
 
+class InvalidOutput(SubagentdError):
+    """The final answer does not satisfy the output schema, after it went back to the model once (spec 5.6)."""
+
+    code = "output_invalid"
+
+
 class HandoffStop(SubagentdError):
     """A handoff was denied or failed under the policy `fail`: the parent's turn ends and the parent run fails.
 
@@ -88,6 +96,12 @@ class HandoffStop(SubagentdError):
     def __init__(self, message: str, *, code: str, result: str) -> None:
         super().__init__(message, code=code)
         self.result = result
+
+
+class BudgetSpent(SubagentdError):
+    """A budget of the tree is used up (spec 4.8)."""
+
+    code = "budget_exhausted"
 
 
 class RequestError(SubagentdError):

@@ -138,7 +138,8 @@ class CallInfo(TypedDict):
 
 
 class MessageAdded(TypedDict):
-    """`message`: a system, user or assistant message entered a memory. Order in a memory: (turn, step, sub)."""
+    """`message`: a system, user or assistant message entered a memory. Order in a memory: (turn, step, sub). `usage`:
+    of a reply with calls, what its step has used so far; `step.completed` says it again when the calls are done."""
 
     message_id: str
     memory_id: str
@@ -153,6 +154,7 @@ class MessageAdded(TypedDict):
     partial: bool | None
     provider: str | None
     opaque: dict[str, Any] | None
+    usage: NotRequired[UsageInfo]
 
 
 class ToolCalled(TypedDict):
@@ -198,7 +200,8 @@ class ToolResulted(TypedDict):
 
 
 class HandoffStarted(TypedDict):
-    """`handoff.start`: one governed delegation begins. `purpose` is a label for people."""
+    """`handoff.start`: one governed delegation begins. `purpose` is a label for people. Of a `reuse_session` agent
+    `session_scope` says who shares its memory, `scope_note` why that is another scope than it wants."""
 
     handoff_id: str
     call_id: str | None
@@ -211,10 +214,20 @@ class HandoffStarted(TypedDict):
     background: bool
     input: str
     purpose: str | None
+    session_scope: NotRequired[str]
+    scope_note: NotRequired[str]
+
+
+class FallbackInfo(TypedDict):
+    """What stood in for the subagent. `kind`: `agent`, `model`, `answer` or `primary`; `target`: its name."""
+
+    kind: str
+    target: str
 
 
 class HandoffEnded(TypedDict):
-    """`handoff.end`: always, whatever happened. `attempts` is 0 when it was denied."""
+    """`handoff.end`: always, whatever happened. `attempts` is 0 when it was denied; `run_ids` are all runs of it, that
+    of a fallback included. `error` also stands beside a fallback: it is why there was one."""
 
     handoff_id: str
     call_id: str | None
@@ -229,6 +242,7 @@ class HandoffEnded(TypedDict):
     output: str
     error: ErrorInfo | None
     run_ids: list[str]
+    fallback: NotRequired[FallbackInfo]
 
 
 class SubagentStarted(TypedDict):

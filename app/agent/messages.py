@@ -16,24 +16,30 @@ class Role(StrEnum):
 
 
 class UsageInfo(TypedDict):
-    """The wire form of `Usage`: tokens; cached and reasoning tokens are parts of the totals."""
+    """The wire form of `Usage`: tokens; cached and reasoning tokens are parts of the totals. `cost` is money in
+    millionths by currency, for the calls whose model has prices; `unpriced_calls` counts the others."""
 
     input_tokens: int
     output_tokens: int
     cached_tokens: int
     reasoning_tokens: int
     model_calls: int
+    unpriced_calls: int
+    cost: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one or several model calls. Cached and reasoning tokens are parts of the totals, not additions."""
+    """Tokens and money of one or several model calls. Cached and reasoning tokens are parts of the totals, not
+    additions. `cost`: micro-units by currency."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     model_calls: int = 0
+    unpriced_calls: int = 0
+    cost: Mapping[str, int] = field(default_factory=dict)
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
@@ -42,6 +48,8 @@ class Usage:
             cached_tokens=self.cached_tokens + other.cached_tokens,
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             model_calls=self.model_calls + other.model_calls,
+            unpriced_calls=self.unpriced_calls + other.unpriced_calls,
+            cost=_together(self.cost, other.cost),
         )
 
     def as_dict(self) -> UsageInfo:
@@ -52,13 +60,23 @@ class Usage:
             cached_tokens=self.cached_tokens,
             reasoning_tokens=self.reasoning_tokens,
             model_calls=self.model_calls,
+            unpriced_calls=self.unpriced_calls,
+            cost=dict(self.cost),
         )
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, int] | None) -> "Usage":
+    def from_dict(cls, value: Mapping[str, Any] | None) -> "Usage":
         """Read `as_dict` back; unknown keys are ignored."""
         known = {k: v for k, v in (value or {}).items() if k in cls.__slots__}
         return cls(**known)
+
+
+def _together(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
+    if not other:
+        return one
+    if not one:
+        return other
+    return {currency: one.get(currency, 0) + other.get(currency, 0) for currency in (*one, *other)}
 
 
 NO_USAGE = Usage()

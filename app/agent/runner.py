@@ -6,22 +6,26 @@ Knows neither who started the run nor who waits for it (`supervisor.py`).
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from app.agent import events, faults
-from app.agent.calls import OutputLimit, ToolCalls
-from app.agent.chat import ChatModel, ModelCatalog
-from app.agent.definition import MAX_STEPS
-from app.agent.delegation import Roster, delegation_tools, registry_with, surfaces_of
-from app.agent.errors import HandoffStop, SubagentdError
-from app.agent.events import Event, EventKind, Masker, Recorder, RunEnded
-from app.agent.handoff import SUBAGENT_STEPS, Delegator, Handoffs
-from app.agent.loop import Answer, Control, Work, WorkingMemory, react
-from app.agent.messages import NO_USAGE, Role
-from app.agent.runs import Failure, Launcher, Run, RunOutcome, RunRequest, RunStatus, Session, StopReason
-from app.agent.tools import SchemaChecker, ToolRegistry, ToolSpec, default_tools
+from app.agent.budget import Meter, check_prices
+from app.agent.calls import ToolCalls
+from app.agent.chat import ChatModel
+from app.agent.definition import AgentDefinition
+from app.agent.equipment import Equipment
+from app.agent.errors import BudgetSpent, HandoffStop, ModelError, SubagentdError
+from app.agent.events import EventKind, RunEnded
+from app.agent.filters import InputFilters
+from app.agent.handoff import Handoffs
+from app.agent.live_run import LiveRun, RunnerParts
+from app.agent.loop import react
+from app.agent.messages import NO_USAGE, Message, Role
+from app.agent.orders import canonical
+from app.agent.own_runner import OwnRunnerModel, drive
+from app.agent.runs import Failure, Launcher, RunOutcome, RunRequest, RunStatus, StopReason
+from app.agent.texts import filled
 from app.agent.transcript import EMPTY_TASK
+from app.agent.work import Answer, Work, WorkingMemory
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +41,7 @@ _ENDINGS: dict[RunStatus, EventKind[RunEnded]] = {
     RunStatus.INTERRUPTED: events.RUN_INTERRUPTED,
 }
 UNFINISHED = {
-    RunStatus.TIMED_OUT: Failure(code="timed_out", message="the run did not finish within its timeout"),
+    RunStatus.TIMED_OUT: Failure(code="timed_out", message="the run did not finish within its timeout", passing=True),
     RunStatus.INTERRUPTED: Failure(code="interrupted", message="the service stopped while this run was in flight"),
 }
 _REASONS = {
@@ -47,45 +51,25 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerParts:
-    """What every run is made of. `workspace` gives the directory of a session, for its tools."""
-
-    recorder: Recorder
-    models: ModelCatalog
-    tools: ToolRegistry
-    roster: Roster
-    checker: SchemaChecker
-    masker: Masker
-    output_limit: OutputLimit
-    workspace: Callable[[Session], Path]
-    subagent_steps: int = SUBAGENT_STEPS
-    max_steps: int = MAX_STEPS
-
-
-class LiveRun:
-    """A run in the air: its request, its control, and how it ended once it has."""
-
-    __slots__ = ("began", "control", "ended", "outcome", "request", "run", "started", "timer", "work")
-
-    def __init__(self, run: Run, request: RunRequest) -> None:
-        self.run = run
-        self.request = request
-        self.control = Control()
-        self.outcome: RunOutcome | None = None
-        self.ended: Event | None = None
-        self.work: Work | None = None
-        self.started = False  # as a subagent: its stop is due
-        self.began = asyncio.get_running_loop().time()
-        self.timer: asyncio.TimerHandle | None = None
-
-
 class SubAgentRunner:
     """Opens, drives and closes one run; which state a run ended in is decided here alone."""
 
     def __init__(self, parts: RunnerParts, launcher: Launcher) -> None:
         self._parts = parts
-        self._handoffs = Handoffs(launcher, parts.recorder, parts.subagent_steps)
+        self._handoffs = Handoffs(
+            launcher,
+            parts.recorder,
+            InputFilters(parts.masker, parts.find),
+            lookup=parts.lookup,
+            default_steps=parts.subagent_steps,
+            pacing=parts.pacing,
+        )
+        self._equipment = Equipment(parts, self._handoffs)
+
+    @property
+    def equipment(self) -> Equipment:
+        """Gives runs their tools; a service may try it before a run."""
+        return self._equipment
 
     @property
     def handoffs(self) -> Handoffs:
@@ -95,42 +79,60 @@ class SubAgentRunner:
     async def run(self, live: LiveRun, on_timeout: Callable[[], None]) -> None:
         """Drive the run to a final state. Raises nothing: every ending is recorded."""
         try:
+            live.control.check()
+            if live.seat is not None:
+                live.memory = await live.seat.hold()
+            await live.places.take()
             work = live.work = self._open(live, on_timeout)
-            answer = await react(work)
+            answer = await (self._own(live, work) if live.request.definition.runner else react(work))
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if live.control.requested is None and task is not None and not task.cancelling():
                 self._fault(live, error)  # nobody cancelled this: something inside was
             else:
                 self._close(live, live.control.requested or RunStatus.CANCELLED)
-        except HandoffStop as stop:
-            self._close(live, RunStatus.FAILED, error=Failure(code=stop.code, message=stop.message))
         except SubagentdError as error:
-            failure = Failure(code=error.code, message=self._parts.masker.text(error.message))
-            self._close(live, RunStatus.FAILED, error=failure)
+            reason = StopReason.BUDGET if isinstance(error, BudgetSpent) else StopReason.ERROR
+            self._close(live, RunStatus.FAILED, error=self._failure(error), reason=reason)
         except Exception as error:  # noqa: BLE001  border of a run: whatever went wrong, it must reach a final state
             self._fault(live, error)
         else:
             self._close(live, RunStatus.COMPLETED, answer=answer)
 
+    def _failure(self, error: SubagentdError) -> Failure:
+        # what a HandoffStop says was masked with the result of its call
+        message = error.message if isinstance(error, HandoffStop) else self._parts.masker.text(error.message)
+        if isinstance(error, ModelError):
+            return Failure(
+                code=error.code, message=message, passing=error.retryable, retry_after_ms=error.retry_after_ms
+            )
+        return Failure(code=error.code, message=message)
+
     def _fault(self, live: LiveRun, error: BaseException) -> None:
         log.error("run %s failed", live.run.id, exc_info=error)
         message = f"internal error; the server's log has the details under {live.run.id}"
-        self._close(live, RunStatus.FAILED, error=Failure(code="internal_error", message=message))
+        self._close(live, RunStatus.FAILED, error=Failure(code="internal_error", message=message, passing=True))
 
     def abandon(self, live: LiveRun) -> None:
         """Close a run whose task was cancelled before it began."""
         if live.outcome is None:
             self._close(live, live.control.requested or RunStatus.CANCELLED)
 
+    async def _own(self, live: LiveRun, work: Work) -> Answer:
+        """An operator's function in place of the loop."""
+        return await drive(work, self._parts.find, live.request.task)
+
     def _open(self, live: LiveRun, on_timeout: Callable[[], None]) -> Work:
         run, request, recorder = live.run, live.request, self._parts.recorder
         live.control.check()
-        model = self._parts.models.resolve(request.definition.model or request.model or request.session.model)
-        registry, offered = self._tools(live, model)
+        model = self._model(request.definition, request.model)
+        if live.budget is not None:
+            check_prices(live.budget.currencies(), model.name, model.prices)
+        registry, offered = self._equipment.tools(live)
         names = [spec.name for spec in offered]
         recorder.record(run, events.RUN_STARTED, events.RunStarted(model=model.name, tools=names))
         self._start_clocks(live, on_timeout)
+        live.meter = Meter(live.budget, model.prices, request.definition.max_tokens, root=request.parent is None)
         work = Work(
             session=request.session,
             run=run,
@@ -138,13 +140,21 @@ class SubAgentRunner:
             model=model,
             registry=registry,
             offered=offered,
-            memory=WorkingMemory(request.memory),
+            memory=WorkingMemory(live.memory),
             calls=ToolCalls(recorder, self._parts.checker, self._parts.masker, self._parts.output_limit),
             recorder=recorder,
             control=live.control,
             workspace=self._parts.workspace(request.session),
             max_steps=min(request.max_steps, self._parts.max_steps),
             parallel=request.parallel_tool_calls,
+            meter=live.meter,
+            checker=self._parts.checker,
+            output_schema=request.output_schema,
+            effort=request.effort,
+            thinking=request.thinking,
+            budget=live.budget,
+            pause=live.places.give if live.places else None,
+            go_on=live.places.take if live.places else None,
         )
         if run.depth:
             payload = events.SubagentStarted(agent=run.agent, name=run.name, prompt=request.task)
@@ -153,57 +163,46 @@ class SubAgentRunner:
         work.first = len(work.memory.messages)
         if not work.first:
             work.add(Role.SYSTEM, request.definition.prompt)
-        work.add(Role.USER, request.task if request.task.strip() else EMPTY_TASK)
+        elif work.memory.messages[0].role is not Role.SYSTEM:
+            # the session that wrote it was erased; the log keeps what is left as it is
+            work.memory.messages.insert(0, Message(role=Role.SYSTEM, content=request.definition.prompt))
+            work.first += 1
+        work.add(Role.USER, _task_message(request))
         faults.hit("run_opened")
         return work
 
+    def _model(self, definition: AgentDefinition, name: str | None) -> ChatModel:
+        if definition.runner is not None:
+            return OwnRunnerModel(definition.runner)
+        return self._parts.models.resolve(name)
+
     def _start_clocks(self, live: LiveRun, on_timeout: Callable[[], None]) -> None:
-        """Both clocks run from here: the run holds its memory."""
-        request, loop = live.request, asyncio.get_running_loop()
-        if request.deadline_ms:
-            total = request.deadline_ms / 1000
-            live.control.hard_at = loop.time() + total
-            live.control.soft_at = live.control.hard_at - min(RESERVE_MAX_S, total * RESERVE_SHARE)
+        """All clocks run from here: the run holds its memory. Raises `BudgetSpent` when no wall time is left."""
+        request, loop, control = live.request, asyncio.get_running_loop(), live.control
+        ends = [(float(request.deadline_ms), StopReason.DEADLINE)] if request.deadline_ms else []
+        for budget in live.clocks:
+            left_ms = budget.wall_left_ms()
+            if left_ms is not None and left_ms <= 0:
+                raise BudgetSpent(f"the budget of this task is used up: wall_ms {budget.limits.wall_ms}")
+            ends += [(left_ms, StopReason.BUDGET)] if left_ms is not None else []
+        for budget in live.clocks:
+            budget.begin()
+        live.timing = True
+        if ends:
+            total_ms, control.soft_reason = min(ends)
+            control.hard_at = loop.time() + total_ms / 1000
+            control.soft_at = control.hard_at - min(RESERVE_MAX_S, total_ms / 1000 * RESERVE_SHARE)
         if request.timeout_ms:
             live.timer = loop.call_later(request.timeout_ms / 1000, on_timeout)
 
-    def _tools(self, live: LiveRun, model: ChatModel) -> tuple[ToolRegistry, tuple[ToolSpec, ...]]:
-        """The registry of a run (spec 7.2) and what the model is shown of it."""
-        request = live.request
-        names = self._whitelist(request)
-        ordinary = self._parts.tools.select(names)
-        by = Delegator(
-            session=request.session,
-            run=live.run,
-            policy=request.policy,
-            surfaces=request.surfaces,
-            model=request.definition.model or request.model,
-            parallel_tool_calls=request.parallel_tool_calls,
-            tools=tuple(ordinary),
-        )
-        surfaces = surfaces_of(request.definition, names, request.surfaces)
-        if not surfaces:
-            return ordinary, ordinary.specs
-        agents = self._parts.roster.delegable(request.session)
-        delegation = delegation_tools(by, self._handoffs, surfaces, agents, request.definition.disallowed_tools)
-        registry = registry_with(ordinary, delegation)
-        shown = tuple(s for s in registry.specs if not s.delegation or s.name in delegation.offered)
-        return registry, shown
-
-    def _whitelist(self, request: RunRequest) -> tuple[str, ...]:
-        definition = request.definition
-        names = definition.tools
-        if names is None:
-            names = request.inherited_tools
-        if names is None:
-            names = default_tools(self._parts.tools)
-        if request.tools is not None:  # a caller may only narrow
-            names = tuple(name for name in names if name in request.tools)
-        gone = set(definition.disallowed_tools)
-        return tuple(name for name in names if name not in gone)
-
     def _close(
-        self, live: LiveRun, status: RunStatus, *, answer: Answer | None = None, error: Failure | None = None
+        self,
+        live: LiveRun,
+        status: RunStatus,
+        *,
+        answer: Answer | None = None,
+        error: Failure | None = None,
+        reason: StopReason = StopReason.ERROR,
     ) -> None:
         """The one final state of a run: decided in memory first, then recorded."""
         if live.outcome is not None:
@@ -211,7 +210,7 @@ class SubAgentRunner:
         error = error or UNFINISHED.get(status)
         if live.timer is not None:
             live.timer.cancel()
-        outcome = live.outcome = self._outcome(live, status, answer, error)
+        outcome = live.outcome = self._outcome(live, status, answer, error, reason)
         run, recorder = live.run, self._parts.recorder
         if live.started:
             recorder.record(
@@ -231,10 +230,12 @@ class SubAgentRunner:
         live.ended = recorder.record(run, _ENDINGS[status], ended_payload(outcome, duration))
 
     @staticmethod
-    def _outcome(live: LiveRun, status: RunStatus, answer: Answer | None, error: Failure | None) -> RunOutcome:
+    def _outcome(
+        live: LiveRun, status: RunStatus, answer: Answer | None, error: Failure | None, reason: StopReason
+    ) -> RunOutcome:
         work = live.work
         own = work.usage if work else NO_USAGE
-        reason = answer.stop_reason if answer else _REASONS.get(status, StopReason.ERROR)
+        reason = answer.stop_reason if answer else _REASONS.get(status, reason)
         return RunOutcome(
             status=status,
             stop_reason=reason,
@@ -265,3 +266,11 @@ def ended_payload(outcome: RunOutcome, duration_ms: int) -> RunEnded:
         duration_ms=duration_ms,
         open_tasks=[],
     )
+
+
+def _task_message(request: RunRequest) -> str:
+    """The task, and what form the answer must have."""
+    task = request.task if request.task.strip() else EMPTY_TASK
+    if request.output_schema is None or request.definition.runner is not None:
+        return task
+    return f"{task}\n\n{filled(request.session.texts.output_schema, schema=canonical(request.output_schema))}"

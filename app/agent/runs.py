@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from app.agent.definition import NO_POLICY, AgentDefinition, HandoffPolicy, PolicyFields, Surface
+from app.agent.definition import AgentDefinition, SessionScope, Surface
 from app.agent.messages import NO_USAGE, Message, Usage
+from app.agent.policy import NO_POLICY, BudgetLimits, HandoffPolicy, PolicyFields
+from app.agent.texts import DEFAULT, Texts
 
 
 class RunStatus(StrEnum):
@@ -62,7 +64,8 @@ class Session:
     """A conversation: one tenant, one event stream, one audit chain. `agent` None: made for a direct delegation.
 
     `agents` None: every definition with mode `subagent` or `all`. `workspace` is a relative name under the
-    server's workspace root; empty is the root itself. `created_at` in µs.
+    server's workspace root; empty is the root itself. `budget` spans all turns. `default_subagent`: to whom the
+    surface `subagent` leads; None: the setting. `created_at` in µs.
     """
 
     id: str
@@ -80,6 +83,10 @@ class Session:
     model: str | None = None
     workspace: str = ""
     parallel_tool_calls: bool | None = None
+    thinking: bool | None = None
+    budget: BudgetLimits | None = None
+    texts: Texts = DEFAULT
+    default_subagent: str | None = None
     closed: bool = False
 
     @property
@@ -115,10 +122,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a run or handoff failed: a stable code and a text that is safe to show."""
+    """Why a run or handoff failed: a stable code and a text that is safe to show.
+
+    `passing`: the same may succeed later, at the earliest after `retry_after_ms` (spec 4.7).
+    """
 
     code: str
     message: str
+    passing: bool = False
+    retry_after_ms: int | None = None
 
     def as_dict(self) -> dict[str, str]:
         """The wire form."""
@@ -154,9 +166,11 @@ class RunOutcome:
 class RunRequest:
     """Everything that `launch` needs. Made by the service at depth 0 and by `handoff` below.
 
-    `memory_id` None: a fresh memory; `memory` is what a used one holds. `inherited_tools` are the parent's tool names
-    without delegation, used where the definition names none; None: no parent run. `max_steps` counts model calls
-    before the forced answer; `deadline_ms` is soft, `timeout_ms` hard, 0 means none; both from the start of the run.
+    `memory_id` None: a fresh memory; `memory` is what a used one holds; `seat`: a place in the queue for a shared one,
+    which is then waited for. `inherited_tools` are the parent's tool names without delegation, used where the
+    definition names none; None: no parent run. `max_steps` counts model calls before the forced answer; `deadline_ms`
+    is soft, `timeout_ms` hard, 0 means none; both from the start of the run. `model`, `effort` and `thinking` are what
+    applies, with the parent's already taken over. `budgets` bound the tree under the run, each inside the one before.
     """
 
     session: Session
@@ -168,16 +182,49 @@ class RunRequest:
     depth: int = 0
     memory_id: str | None = None
     memory: "MemoryState | None" = None
+    seat: "Seat | None" = None
     parent: Run | None = None
     parent_call_id: str | None = None
     handoff_id: str | None = None
     name: str | None = None
     model: str | None = None
+    effort: str | None = None
+    thinking: bool | None = None
     tools: tuple[str, ...] | None = None
     inherited_tools: tuple[str, ...] | None = None
     parallel_tool_calls: bool = True
     deadline_ms: int = 0
     timeout_ms: int = 0
+    budgets: tuple[BudgetLimits, ...] = ()
+    output_schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReusePlan:
+    """Which memory a `reuse_session` handoff goes on with. `scope` is the one that applies; `note` says why it is
+    another than the definition wants."""
+
+    memory_id: str
+    scope: SessionScope
+    note: str | None = None
+
+
+class Seat(Protocol):
+    """A place in the queue for a shared memory. Given back by the run that it was given to, else by `leave`."""
+
+    @property
+    def memory_id(self) -> str:
+        """Which memory."""
+
+    @property
+    def turn(self) -> int:
+        """The ordinal that the run will have in it; known after `opened`."""
+
+    async def opened(self) -> None:
+        """Wait until what the memory holds is read. Raises `Unavailable` when that cannot be read."""
+
+    def leave(self) -> None:
+        """Give the place up; the next one moves on."""
 
 
 class Launcher(Protocol):
@@ -189,6 +236,9 @@ class Launcher(Protocol):
 
     def name(self, session: Session, wanted: str | None) -> str:
         """A readable name for a subagent, unique in the session: `sub_<8 hex>` unless one is wanted."""
+
+    def seat(self, tenant: str, memory_id: str, parent: Run | None) -> Seat | None:
+        """The next place in the queue for a shared memory; None when whoever delegates would wait for itself."""
 
     async def wait(self, run_id: str) -> RunOutcome:
         """Wait until the run is final. Its final event is recorded by then, not yet committed: whoever tells the
@@ -216,10 +266,12 @@ class MemoryStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCounters:
-    """Where a session's numbers go on: the next run ordinal, and how many runs are open."""
+    """Where a session's numbers go on: the next run ordinal, the names that are taken, and for a session with a budget
+    what was spent of it (`model_calls`, `tokens`, `cost_micros`, `tool_calls`, `delegations`, `wall_ms`)."""
 
     next_ordinal: int = 1
     names: frozenset[str] = frozenset()
+    spent: Mapping[str, int] = field(default_factory=dict)
 
 
 class RunStore(Protocol):
@@ -237,6 +289,12 @@ class RunStore(Protocol):
 
     async def runs(self, tenant: str, session_id: str) -> Sequence[Mapping[str, Any]]:
         """All runs of a session, by ordinal."""
+
+    async def spent(self, tenant: str, session_id: str, currency: str) -> Mapping[str, int]:
+        """What the runs of a session have used so far, money in that currency; keys as in `SessionCounters.spent`."""
+
+    async def handoffs(self, tenant: str, session_id: str) -> Sequence[Mapping[str, Any]]:
+        """All handoffs of a session, in the order of their starts."""
 
     async def handoff(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
         """One handoff row."""

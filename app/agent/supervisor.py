@@ -8,23 +8,29 @@ import logging
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from app.agent import events
+from app.agent.budget import Amount, Budget
+from app.agent.equipment import Equipment
 from app.agent.errors import Conflict, NotFound, Unavailable
 from app.agent.events import Event, Masker, Recorder
 from app.agent.handoff import Handoffs
 from app.agent.ids import new_id
-from app.agent.runner import LiveRun, RunnerParts, SubAgentRunner
+from app.agent.live_run import LiveRun, RunnerParts
+from app.agent.runner import SubAgentRunner
 from app.agent.runs import (
+    HandoffStatus,
     Run,
     RunOutcome,
     RunRequest,
     RunStatus,
+    Seat,
     Session,
     SessionCounters,
 )
+from app.agent.shared_memories import MemorySeat, SharedMemories
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +44,15 @@ _NOT_WORD = re.compile(r"[^\w-]+")
 class _Air:
     """One session's share of what is in the air: its numbers, names and open work."""
 
-    __slots__ = ("closers", "left", "names", "next_ordinal", "open", "session", "worked")
+    __slots__ = ("budget", "closers", "left", "names", "next_ordinal", "open", "session", "worked")
 
     def __init__(self, session: Session, counters: SessionCounters) -> None:
         self.session = session
+        self.budget: Budget | None = None
+        if session.budget is not None:  # one for all turns
+            spent = dict(counters.spent)
+            wall_ms = spent.pop("wall_ms", 0)
+            self.budget = Budget(session.budget, spent=Amount(**spent), wall_ms=wall_ms)
         self.next_ordinal = counters.next_ordinal
         self.names = set(counters.names)
         self.open = 0
@@ -73,6 +84,7 @@ class RunSupervisor:
         self._flights: dict[str, _Flight] = {}
         self._sessions: OrderedDict[str, _Air] = OrderedDict()
         self._memories: set[str] = set()
+        self._shared = SharedMemories(parts.load, self._children)
         self._ended: OrderedDict[str, tuple[Run, int | None]] = OrderedDict()
         self._endings: set[asyncio.Task[None]] = set()
         self._timeouts: set[asyncio.Task[tuple[str, ...]]] = set()
@@ -82,6 +94,11 @@ class RunSupervisor:
     def handoffs(self) -> Handoffs:
         """The delegation core, for delegations without a parent run."""
         return self._runner.handoffs
+
+    @property
+    def equipment(self) -> Equipment:
+        """Gives runs their tools."""
+        return self._runner.equipment
 
     @property
     def in_flight(self) -> int:
@@ -100,7 +117,8 @@ class RunSupervisor:
         return air is not None and air.open > 0
 
     def forget(self, session_id: str) -> None:
-        """The session was changed or deleted: its numbers are read again."""
+        """The session was changed or deleted: its numbers are read again, and so are memories that it shared."""
+        self._shared.reread()
         if not self.busy(session_id):
             self._sessions.pop(session_id, None)
 
@@ -166,6 +184,26 @@ class RunSupervisor:
         names.add(candidate)
         return candidate
 
+    def budget(self, session_id: str) -> Budget | None:
+        """The budget of a session that is kept open."""
+        return self._sessions[session_id].budget
+
+    # ── shared memories ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def seat(self, tenant: str, memory_id: str, parent: Run | None) -> Seat | None:
+        """See `Launcher`."""
+        lineage: list[str] = []
+        above = parent.id if parent is not None else None
+        while above is not None:
+            lineage.append(above)
+            flight = self._flights.get(above)
+            above = flight.live.run.parent_id if flight is not None else None
+        return self._shared.take(tenant, memory_id, lineage[0] if lineage else None, lineage)
+
+    def _children(self, run_id: str) -> Collection[str]:
+        flight = self._flights.get(run_id)
+        return flight.children if flight is not None else ()
+
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, request: RunRequest) -> Run:
@@ -173,13 +211,18 @@ class RunSupervisor:
         if self._stopping:
             raise Unavailable("the service is stopping: start the run again in a moment", code="stopping")
         air = self._sessions[request.session.id]
+        parent = self._flights.get(request.parent.id) if request.parent is not None else None
+        above = parent.live.budget if parent is not None else air.budget
+        seat = request.seat if isinstance(request.seat, MemorySeat) else None
         run = _run(request, air.next_ordinal)
         air.next_ordinal += 1
         air.open += 1
         air.worked = True
-        flight = self._flights[run.id] = _Flight(LiveRun(run, request))
-        if request.parent is not None and request.parent.id in self._flights:
-            self._flights[request.parent.id].children.add(run.id)
+        flight = self._flights[run.id] = _Flight(LiveRun(run, request, above=above, seat=seat))
+        if seat is not None:
+            self._shared.sit(seat, run.id)
+        if parent is not None:
+            parent.children.add(run.id)
         self._recorder.record(run, events.RUN_QUEUED, _queued(run, request))
         flight.task = asyncio.create_task(self._fly(flight, air), name=f"run {run.id}")
         flight.task.add_done_callback(lambda _: self._landed(flight, air))
@@ -203,6 +246,7 @@ class RunSupervisor:
         if len(self._ended) > ENDED_RUNS:
             self._ended.popitem(last=False)
         self._memories.discard(run.memory_id)
+        live.give_back()
         assert live.outcome is not None  # abandon() saw to it
         parent = self._flights.get(run.parent_id or "")
         if parent is not None:
@@ -282,7 +326,8 @@ class RunSupervisor:
         ending.add_done_callback(self._timeouts.discard)
 
     async def cancel_session(self, session_id: str) -> tuple[str, ...]:
-        """End everything that is in the air in a session."""
+        """End everything that is in the air in a session, also a delegation that pauses between two attempts."""
+        self.handoffs.stop(session_id)
         ended: list[str] = []
         while roots := [
             f.live.run.id
@@ -318,6 +363,7 @@ class RunSupervisor:
         ends = [asyncio.create_task(self.cancel(run_id, status=RunStatus.INTERRUPTED)) for run_id in roots]
         if ends:
             await asyncio.wait(ends, timeout=INTERRUPT_S)
+        self.handoffs.stop(status=HandoffStatus.INTERRUPTED)  # those that pause between two attempts
         if self._flights:  # a tool that swallows its cancellation must not keep the process
             log.error("these runs do not end and are left behind: %s", ", ".join(self._flights))
 
@@ -330,7 +376,7 @@ def _run(request: RunRequest, ordinal: int) -> Run:
         session_id=request.session.id,
         tenant=request.session.tenant,
         memory_id=request.memory_id or new_id("mem"),
-        turn=memory.next_turn if memory else 0,
+        turn=request.seat.turn if request.seat is not None else memory.next_turn if memory else 0,
         ordinal=ordinal,
         depth=request.depth,
         path=(*(parent.path if parent else ()), ordinal),
@@ -352,7 +398,7 @@ def _queued(run: Run, request: RunRequest) -> events.RunQueued:
         epoch=run.epoch,
         input=request.task,
         max_steps=request.max_steps,
-        model=request.definition.model or request.model or request.session.model,
+        model=request.model,
         deadline_ms=request.deadline_ms or None,
         timeout_ms=request.timeout_ms or None,
     )

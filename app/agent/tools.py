@@ -5,7 +5,7 @@ Knows no concrete tool.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,7 +34,8 @@ class ToolSpec:
     `read_only`: no effect, may be repeated. `concurrency_safe`: may run beside others. `timeout_ms` 0: no limit.
     `raw_arguments`: the call gets the argument text unparsed and unvalidated (delegation tools of spec 3.1).
     `delegation`: starts agents. `accepts`: the schema that calls are validated against where it is wider than what
-    the model is shown.
+    the model is shown. `waits`: mostly waits for other runs. `error_prefix` begins every error result;
+    `cancelled_text` is the result of a call that was cancelled, where that is not said as for every tool.
     """
 
     name: str
@@ -48,6 +49,9 @@ class ToolSpec:
     delegation: bool = False
     built_in: bool = False
     accepts: Mapping[str, Any] | None = None
+    waits: bool = False
+    error_prefix: str = ""
+    cancelled_text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,8 @@ class ToolContext:
     """Where a call happens. It offers no way to start agents: delegation tools get theirs by construction.
 
     `workspace` is the directory that file tools are confined to. `deadline` is on the clock of the event loop, None
-    for none. `progress` shows a piece of text to whoever watches.
+    for none. `progress` shows a piece of text to whoever watches. `primary` carries the same call to the ordinary tool
+    that a delegation tool of this name hides, if there is one (spec 3.7).
     """
 
     session: Session
@@ -74,6 +79,7 @@ class ToolContext:
     workspace: Path
     deadline: float | None
     progress: Callable[[str], None]
+    primary: Callable[[], Awaitable[ToolResult]] | None = None
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline, at least 0; None when there is none."""
@@ -165,12 +171,34 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputLimit:
+    """How much of an output a model sees (spec 7.5), in characters."""
+
+    max_chars: int = 16_000
+    head_chars: int = 12_000
+    tail_chars: int = 3_000
+
+    def cut(self, text: str) -> tuple[str, int | None]:
+        """The text, or its head and tail with a note, and then the full length."""
+        if len(text) <= self.max_chars:
+            return text, None
+        left_out = len(text) - self.head_chars - self.tail_chars
+        note = f"\n\n[… {left_out} characters left out of {len(text)} …]\n\n"
+        return text[: self.head_chars] + note + text[-self.tail_chars :], len(text)
+
+
 class ToolRegistry(Mapping[str, Tool]):
-    """An immutable whitelist of tools by name; the order is that in which a model sees them."""
+    """An immutable whitelist of tools by name; the order is that in which a model sees them.
 
-    __slots__ = ("_specs", "_tools")
+    `primaries` are ordinary tools that a delegation tool of the same name hides (spec 3.7): the model never sees
+    them, a fallback may call them.
+    """
 
-    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+    __slots__ = ("_specs", "_tools", "primaries")
+
+    def __init__(self, tools: Iterable[Tool] = (), primaries: Mapping[str, Tool] | None = None) -> None:
+        self.primaries: Mapping[str, Tool] = primaries or {}
         self._tools = {tool.spec.name: tool for tool in tools}
         self._specs = tuple(tool.spec for tool in self._tools.values())
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.agent.definition import AgentDefinition, Source
+from app.definitions.fields import TOOLS_KEYS
 from app.definitions.markdown import MAX_FILE_BYTES, Parsed, Problem, Severity, parse
-from app.definitions.toolnames import BUILT_IN
+from app.definitions.toolnames import BUILT_IN, squeezed
 
 LIBRARY = Path(__file__).parent / "library"
 MAX_FILES = 5_000  # in one directory with all its folders
@@ -52,6 +53,7 @@ class _Files:
     losers: tuple[AgentDefinition, ...] = ()
     problems: tuple[Problem, ...] = ()
     names: tuple[str, ...] = ()
+    tool_names: frozenset[str] = frozenset()
 
 
 class Catalog:
@@ -85,6 +87,11 @@ class Catalog:
         own = self._tenants.get(tenant)
         return sorted({*self._files.names, *own}) if own else self._files.names
 
+    def tool_names(self, tenant: str) -> frozenset[str]:
+        """The names that a tenant's agents gave themselves as tools (`tool_name`): a whitelist may hold them."""
+        own = self._tenants.get(tenant)
+        return _tool_names({**self._files.agents, **own}.values()) if own else self._files.tool_names
+
     def set_tenant(self, tenant: str, name: str, definition: AgentDefinition) -> None:
         """Put a tenant's own agent in force, in place of any other of that name."""
         self._tenants.setdefault(tenant, {})[name] = definition
@@ -111,14 +118,48 @@ class Catalog:
 
     def reload(self) -> None:
         """Read all files anew and put the result in force at once. Blocks on the disk; never raises for a bad file."""
+        problems: list[Problem] = []
+        places = [self._parsed(directory, kind, problems) for directory, kind in self._places]
+        found = [result.definition for place in places for _, result in place if result.definition is not None]
+        tool_names = _tool_names(found)
         agents: dict[str, AgentDefinition] = {}
         losers: list[AgentDefinition] = []
-        problems: list[Problem] = []
-        for directory, kind in self._places:
-            found = _read_directory(directory, kind, self._known_tools, problems)
-            losers.extend(agents[name] for name in found if name in agents)
-            agents.update(found)
-        self._files = _Files(agents=agents, losers=tuple(losers), problems=tuple(problems), names=tuple(sorted(agents)))
+        for (_, kind), place in zip(self._places, places, strict=True):
+            own = _in_force([self._settled(file, kind, result, tool_names) for file, result in place], problems)
+            losers.extend(agents[name] for name in own if name in agents)
+            agents.update(own)
+        self._files = _Files(
+            agents=agents,
+            losers=tuple(losers),
+            problems=tuple(problems),
+            names=tuple(sorted(agents)),
+            tool_names=_tool_names(agents.values()),
+        )
+
+    def _parsed(self, directory: Path, kind: str, problems: list[Problem]) -> "list[tuple[_File, Parsed]]":
+        return [(file, self._parse(file, kind, frozenset())) for file in _files(directory, problems)]
+
+    def _settled(self, file: "_File", kind: str, result: Parsed, tool_names: frozenset[str]) -> "tuple[_File, Parsed]":
+        """The file as it is once it is known which tools the agents of all files are."""
+        if tool_names and any(
+            problem.key is not None and squeezed(problem.key) in TOOLS_KEYS for problem in result.problems
+        ):
+            return file, self._parse(file, kind, tool_names)
+        return file, result
+
+    def _parse(self, file: "_File", kind: str, agent_tools: frozenset[str]) -> Parsed:
+        return parse(
+            file.data,
+            path=file.shown,
+            source=kind,
+            known_tools=self._known_tools,
+            agent_tools=agent_tools,
+            default_name=file.id,
+        )
+
+
+def _tool_names(agents: Iterable[AgentDefinition]) -> frozenset[str]:
+    return frozenset(agent.tool_name for agent in agents if agent.tool_name)
 
 
 # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,21 +174,10 @@ class _File:
     data: bytes
 
 
-def _read_directory(
-    directory: Path, kind: str, known_tools: frozenset[str], problems: list[Problem]
-) -> dict[str, AgentDefinition]:
+def _in_force(results: Sequence[tuple[_File, Parsed]], problems: list[Problem]) -> dict[str, AgentDefinition]:
     """The agents of one directory, in the order of their paths; the first of a name holds."""
-    files = list(_files(directory, problems))
-    results = [_parse(file, kind, known_tools) for file in files]
-    own_tools = {result.definition.tool_name for result in results if result.definition is not None} - {None}
-    if own_tools:  # tools that these agents are themselves, on the surface `per_agent`: others may list them
-        known = known_tools | {name for name in own_tools if name is not None}
-        results = [
-            _parse(file, kind, known) if any(problem.key == "tools" for problem in result.problems) else result
-            for file, result in zip(files, results, strict=True)
-        ]
     agents: dict[str, AgentDefinition] = {}
-    for file, result in zip(files, results, strict=True):
+    for file, result in results:
         if not result.has_front_matter and _is_page(file.id):
             continue
         problems.extend(result.problems)
@@ -158,10 +188,6 @@ def _read_directory(
         if first is not definition:
             problems.extend(_twice(definition.name, first.source.path, file.shown))
     return agents
-
-
-def _parse(file: _File, kind: str, known_tools: frozenset[str]) -> Parsed:
-    return parse(file.data, path=file.shown, source=kind, known_tools=known_tools, default_name=file.id)
 
 
 def _is_page(name: str) -> bool:

@@ -4,135 +4,18 @@ that this version knows but does not carry out yet.
 Knows neither YAML nor JSON text: it gets keys with values and states what it finds in a `Reading`.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.agent.definition import MAX_STEPS, MAX_TOOL_NAME, AgentDefinition, AgentMode, Source, normalised
-from app.definitions.policy import read_policy, read_surfaces
-from app.definitions.reading import (
-    Reading,
-    as_flag,
-    as_integer,
-    as_names,
-    as_real,
-    as_text,
-    is_scalar,
-    is_unset,
-    shown,
-)
-from app.definitions.schemas import schema_of, schema_problem
-from app.definitions.toolnames import AGENT, Grant, mapped, read_denied, read_tools, squeezed
-
-MAX_NAME = 128
-MAX_TOKENS = 10_000_000
-_DEFAULT = "the default applies"
-
-
-# ── readers ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-_NO_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-
-
-def _name(reading: Reading, key: str, value: Any) -> str | None:
-    name = as_text(reading, key, value)
-    if name is not None and "\n" in name and not reading.strict:  # a broken head may have put more lines behind it
-        reading.remark(key, f"only the first line of {key} is used")
-        name = name.split("\n", 1)[0].strip()
-    if name is None:
-        return None
-    if len(name) > MAX_NAME:
-        reading.error(key, f"{key} must have 1 to {MAX_NAME} characters, this one has {len(name)}")
-    elif _NO_NAME.search(name):
-        reading.error(key, f"{key} contains control characters: {shown(name)}")
-    return name
-
-
-def _prompt(reading: Reading, key: str, value: Any) -> str | None:
-    return as_text(reading, key, value, strip=False)
-
-
-def _mode(reading: Reading, key: str, value: Any) -> AgentMode | None:
-    text = value.strip().lower() if isinstance(value, str) else ""
-    if text in AgentMode.__members__.values():
-        return AgentMode(text)
-    reading.warn(key, f"{key} must be primary, subagent or all, not {shown(value)}", "subagent applies")
-    return None
-
-
-def _model(reading: Reading, key: str, value: Any) -> str | None:
-    text = as_text(reading, key, value)
-    if text is None or text.lower() == "inherit":
-        return None
-    if " " in text:
-        reading.remark(key, f"{key} {text!r} looks like a display name; a run needs `provider:model` or a profile")
-    return text
-
-
-def _temperature(reading: Reading, key: str, value: Any) -> float | None:
-    return as_real(reading, key, value, 0, 2, _DEFAULT)
-
-
-def _effort(reading: Reading, key: str, value: Any) -> str | None:
-    return as_text(reading, key, str(value) if isinstance(value, int) and not isinstance(value, bool) else value)
-
-
-def _max_tokens(reading: Reading, key: str, value: Any) -> int | None:
-    return as_integer(reading, key, value, 1, MAX_TOKENS, _DEFAULT)
-
-
-def _max_steps(reading: Reading, key: str, value: Any) -> int | None:
-    return as_integer(reading, key, value, 1, MAX_STEPS, _DEFAULT)
-
-
-def _parallel(reading: Reading, key: str, value: Any) -> bool | None:
-    return as_flag(reading, key, value, _DEFAULT)
-
-
-def _tool_choice(reading: Reading, key: str, value: Any) -> str | None:
-    text = as_text(reading, key, value)
-    if text is None:
-        return None
-    if text.lower() in ("auto", "none", "required", "any"):
-        return "required" if text.lower() == "any" else text.lower()
-    name = mapped(text, reading.known_tools)
-    if name == AGENT or len(name) > MAX_TOOL_NAME or not name.replace("-", "_").isidentifier():
-        what = "name the delegation tool itself, such as dispatch_subagent" if name == AGENT else shown(text)
-        reading.warn(key, f"{key} must be auto, none, required or the name of a tool ({what})", "the model chooses")
-        return None
-    return name
-
-
-def _tool_name(reading: Reading, key: str, value: Any) -> str | None:
-    text = as_text(reading, key, value)
-    if text is None:
-        return None
-    name = normalised(text)
-    if not 1 <= len(name) <= MAX_TOOL_NAME:
-        reading.error(key, f"{key} must have 1 to {MAX_TOOL_NAME} of the characters a-z, 0-9 and _, not {shown(text)}")
-        return None
-    if name != text:
-        reading.warn(key, f"{key} may hold a-z, 0-9 and _, such as {name!r}, not {shown(text)}", f"{name!r} is used")
-    return name
-
-
-def _input_schema(reading: Reading, key: str, value: Any) -> Mapping[str, Any] | None:
-    schema = reading.plain(value)
-    if isinstance(schema, str):
-        schema = schema_of(schema)
-    problem = schema_problem(schema)
-    if problem is not None:
-        reading.error(key, f"{key} must be a JSON Schema of an object, as a map or as JSON text: {problem}")
-        return None
-    return dict(schema)
-
-
-def _agents(reading: Reading, key: str, value: Any) -> tuple[str, ...] | None:
-    names = as_names(reading, key, value)
-    return None if names == ("*",) else names
-
+from app.agent.definition import AgentDefinition, SessionMode, SessionScope, Source
+from app.definitions import attributes
+from app.definitions.importpaths import read_import_path
+from app.definitions.limits import read_budget, read_dollars
+from app.definitions.policy import read_policy
+from app.definitions.reading import Reading, as_text, is_scalar, is_unset, shown
+from app.definitions.surfaces import read_surfaces
+from app.definitions.toolnames import Grant, read_denied, read_tools, squeezed
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -151,23 +34,36 @@ def _spelled(field: Field, *more: str) -> dict[str, Field]:
 
 
 FIELDS: Mapping[str, Field] = {
-    **_spelled(Field(attribute="name", read=_name)),
+    **_spelled(Field(attribute="name", read=attributes.read_name)),
     **_spelled(Field(attribute="description", read=as_text)),
-    **_spelled(Field(attribute="prompt", read=_prompt)),
-    **_spelled(Field(attribute="mode", read=_mode, limits=True)),
+    **_spelled(Field(attribute="prompt", read=attributes.read_prompt)),
+    **_spelled(Field(attribute="mode", read=attributes.read_mode, limits=True)),
     **_spelled(Field(attribute="tools", read=read_tools, limits=True), "allowed_tools"),
     **_spelled(Field(attribute="disallowed_tools", read=read_denied, limits=True), "denied_tools"),
-    **_spelled(Field(attribute="model", read=_model)),
-    **_spelled(Field(attribute="temperature", read=_temperature)),
-    **_spelled(Field(attribute="effort", read=_effort)),
-    **_spelled(Field(attribute="max_tokens", read=_max_tokens)),
-    **_spelled(Field(attribute="tool_choice", read=_tool_choice)),
-    **_spelled(Field(attribute="max_steps", read=_max_steps), "max_turns", "steps", "max_iteration_per_run"),
-    **_spelled(Field(attribute="parallel_tool_calls", read=_parallel)),
-    **_spelled(Field(attribute="tool_name", read=_tool_name)),
-    **_spelled(Field(attribute="input_schema", read=_input_schema)),
+    **_spelled(Field(attribute="model", read=attributes.read_model)),
+    **_spelled(Field(attribute="temperature", read=attributes.read_temperature)),
+    **_spelled(Field(attribute="effort", read=attributes.read_effort)),
+    **_spelled(Field(attribute="thinking", read=attributes.read_thinking)),
+    **_spelled(Field(attribute="max_tokens", read=attributes.read_max_tokens)),
+    **_spelled(Field(attribute="tool_choice", read=attributes.read_tool_choice)),
+    **_spelled(
+        Field(attribute="max_steps", read=attributes.read_max_steps), "max_turns", "steps", "max_iteration_per_run"
+    ),
+    **_spelled(Field(attribute="parallel_tool_calls", read=attributes.read_parallel)),
+    **_spelled(Field(attribute="tool_name", read=attributes.read_tool_name)),
+    **_spelled(Field(attribute="input_schema", read=attributes.read_input_schema)),
+    **_spelled(Field(attribute="output_schema", read=attributes.read_output_schema)),
+    **_spelled(Field(attribute="session_mode", read=attributes.read_session_mode, limits=True)),
+    **_spelled(Field(attribute="session_scope", read=attributes.read_session_scope, limits=True)),
+    **_spelled(Field(attribute="inherit_context", read=attributes.read_inherit_context, limits=True)),
+    **_spelled(Field(attribute="runner", read=read_import_path, limits=True)),
+    **_spelled(Field(attribute="budget", read=read_budget, limits=True)),
+    **{
+        squeezed(name): Field(attribute="budget", read=read_dollars, limits=True)
+        for name in ("max_budget_usd", "max_budget_per_run")
+    },
     **_spelled(Field(attribute="surfaces", read=read_surfaces, limits=True)),
-    **_spelled(Field(attribute="agents", read=_agents, limits=True)),
+    **_spelled(Field(attribute="agents", read=attributes.read_agents, limits=True)),
     "handoff": Field(attribute="policy", read=read_policy, limits=True),
 }
 TOOLS_KEYS = frozenset(name for name, field in FIELDS.items() if field.attribute in ("tools", "disallowed_tools"))
@@ -178,13 +74,11 @@ LATER_KEYS: Mapping[str, frozenset[str]] = {
     **{
         squeezed(name): frozenset()
         for name in (
-            "output_schema", "runner", "hooks", "mcp_servers", "mcp_config", "skills", "permission", "permissions",
-            "initial_prompt", "top_p", "condenser", "limits", "budget", "max_budget_per_run", "max_budget_usd",
+            "hooks", "mcp_servers", "mcp_config", "skills", "permission", "permissions", "initial_prompt", "top_p",
+            "condenser",
         )
     },
     **{squeezed(name): _FALSE for name in ("background", "detached", "disable", "readonly")},
-    "sessionmode": frozenset({"new_session"}),
-    "inheritcontext": frozenset({"none"}),
     "permissionmode": frozenset({"default"}),
     "isolation": frozenset({"none"}),
     "memory": frozenset({"none"}),
@@ -235,7 +129,7 @@ def assemble(entries: Iterable[tuple[str, Any, int]], reading: Reading) -> dict[
             reading.error(key, f"{key} must be a map, not {shown(plain)}")
         elif key != "metadata" or plain is not None:
             metadata[key] = plain
-    return _merged(values, metadata)
+    return _merged(reading, values, metadata)
 
 
 def _state_twice(reading: Reading, key: str, first: str, field: Field | None) -> None:
@@ -257,7 +151,7 @@ def _read_field(reading: Reading, field: Field, key: str, value: Any, values: di
         values[field.attribute] = found
 
 
-def _merged(values: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
+def _merged(reading: Reading, values: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
     """Put together what two keys may say of one thing; where both speak, only what both allow is left."""
     grant: Grant | None = values.pop("tools", None)
     if grant is not None:
@@ -267,6 +161,11 @@ def _merged(values: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
         if grant.agents is not None:
             own = values.get("agents")
             values["agents"] = grant.agents if own is None else tuple(name for name in grant.agents if name in own)
+    mode: tuple[SessionMode | None, SessionScope | None] = values.pop("session_mode", None) or (None, None)
+    if mode[0] is not None:
+        values["session_mode"] = mode[0]
+    if mode[1] is not None and values.setdefault("session_scope", mode[1]) is not mode[1]:
+        reading.error("session_scope", "session_scope and session_mode.scope differ: keep one of them")
     if metadata:
         values["metadata"] = metadata
     return values

@@ -6,21 +6,32 @@ Strict where files are tolerant: a wrong type or a key of a later version is ref
 from collections.abc import Mapping
 from typing import Any
 
-from app.agent.definition import NO_POLICY, AgentDefinition, AgentMode, PolicyFields, Source
+from app.agent.definition import AgentDefinition, AgentMode, InheritKind, SessionMode, SessionScope, Source
 from app.agent.errors import InvalidRequest, Unsupported
+from app.agent.policy import NO_POLICY
+from app.definitions.attributes import inherit_text
 from app.definitions.fields import assemble, build
+from app.definitions.limits import budget_mapping
+from app.definitions.policy import policy_mapping
 from app.definitions.reading import Level, Reading, deeper_than
+from app.definitions.surfaces import surface_mapping
 
 MAX_DEPTH = 50
 
 
 def from_mapping(
-    data: Any, *, source: Source, at: str = "", known_tools: frozenset[str] | None = None
+    data: Any,
+    *,
+    source: Source,
+    at: str = "",
+    known_tools: frozenset[str] | None = None,
+    agent_tools: frozenset[str] = frozenset(),
 ) -> AgentDefinition:
     """A definition from a JSON map; keys as in files, and `prompt` for the body.
 
-    `at` is the place of the map in the request (`agents[0]`). With `known_tools`, unknown tool names are refused;
-    without, they are kept, and the registry will not find them (for what was stored under an earlier set of tools).
+    `at` is the place of the map in the request (`agents[0]`). With `known_tools`, unknown tool names are refused,
+    unless agents have them as their own (`agent_tools`); without, they are kept, and the registry will not find them
+    (for what was stored under an earlier set of tools).
     Raises `InvalidRequest` with the places of everything that is wrong, `Unsupported` for what comes later.
     """
     prefix = f"{at}." if at else ""
@@ -30,7 +41,7 @@ def from_mapping(
     if deeper_than(data, MAX_DEPTH):
         message = f"values are nested deeper than {MAX_DEPTH} levels"
         raise InvalidRequest(f"{at or 'agent'}: {message}", errors=[{"at": at, "message": message}])
-    reading = Reading(strict=True, known_tools=known_tools)
+    reading = Reading(strict=True, known_tools=known_tools, agent_tools=agent_tools)
     values = assemble(((str(key), value, 0) for key, value in data.items()), reading)
     for key in ("name", "description"):
         if key not in values and not any(finding.key == key for finding in reading.found):
@@ -46,7 +57,8 @@ def from_mapping(
 
 
 def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
-    """The JSON map of a definition, without what is unset and without its source; `from_mapping` reads it back."""
+    """The JSON map of a definition, without what is unset and without its source. `from_mapping` reads it back, unless
+    it names code of the server (`runner`, filters by import path)."""
     fields: dict[str, Any] = {
         "name": definition.name,
         "description": definition.description,
@@ -57,13 +69,18 @@ def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
         "model": definition.model,
         "temperature": definition.temperature,
         "effort": definition.effort,
+        "thinking": None if definition.thinking is None else "on" if definition.thinking else "off",
         "max_tokens": definition.max_tokens,
         "tool_choice": definition.tool_choice,
         "max_steps": definition.max_steps,
         "parallel_tool_calls": definition.parallel_tool_calls,
         "tool_name": definition.tool_name,
         "input_schema": None if definition.input_schema is None else dict(definition.input_schema),
-        "surfaces": None if definition.surfaces is None else [_surface(s) for s in definition.surfaces],
+        "output_schema": None if definition.output_schema is None else dict(definition.output_schema),
+        **_remembered(definition),
+        "runner": definition.runner,
+        "budget": None if definition.budget is None else budget_mapping(definition.budget),
+        "surfaces": None if definition.surfaces is None else [surface_mapping(s) for s in definition.surfaces],
         "agents": _listed(definition.agents),
         "handoff": None if definition.policy == NO_POLICY else policy_mapping(definition.policy),
         "metadata": dict(definition.metadata) or None,
@@ -71,28 +88,15 @@ def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def policy_mapping(policy: PolicyFields) -> dict[str, Any]:
-    """The JSON map of the policy fields that are set; a null in it is a value (unlimited, no list)."""
-    fields: dict[str, Any] = {}
-    for name in ("enabled", "timeout_ms"):
-        if getattr(policy, name) is not None:
-            fields[name] = getattr(policy, name)
-    for name in ("on_denied", "on_error"):
-        if getattr(policy, name) is not None:
-            fields[name] = getattr(policy, name).value
-    if policy.max_depth is not None:
-        fields["max_depth"] = policy.max_depth[0]
-    for name in ("allowed_tools", "denied_tools"):
-        boxed = getattr(policy, name)
-        if boxed is not None:
-            fields[name] = _listed(boxed[0])
-    return fields
-
-
-def _surface(surface: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = {"kind": surface.kind.value}
-    if surface.agents is not None:
-        fields["agents"] = list(surface.agents)
+def _remembered(definition: AgentDefinition) -> dict[str, str]:
+    """What it remembers and what it is told of its caller, as far as that is not the default."""
+    fields: dict[str, str] = {}
+    if definition.session_mode is not SessionMode.NEW:
+        fields["session_mode"] = definition.session_mode.value
+    if definition.session_scope is not SessionScope.SESSION:
+        fields["session_scope"] = definition.session_scope.value
+    if definition.inherit_context.kind is not InheritKind.NONE:
+        fields["inherit_context"] = inherit_text(definition.inherit_context)
     return fields
 
 

@@ -60,14 +60,16 @@ def parse(
     path: str,
     source: str = "directory",
     known_tools: frozenset[str] = BUILT_IN,
+    agent_tools: frozenset[str] = frozenset(),
     default_name: str | None = None,
 ) -> Parsed:
     """Read one agent file.
 
     `path` appears in problems and, with the kind `source`, in the definition. `known_tools` are the ordinary tools
-    of this service. `default_name` is used where the file gives none; None: the file's name without its suffix.
+    of this service, `agent_tools` those that agents are by their `tool_name`. `default_name` is used where the file
+    gives none; None: the file's name without its suffix.
     """
-    reading = Reading(strict=False, known_tools=known_tools)
+    reading = Reading(strict=False, known_tools=known_tools, agent_tools=agent_tools)
     try:
         whole = _decoded(text)
         head = frontmatter.split(whole)

@@ -3,37 +3,71 @@
 Knows which tools there are, so that a misspelt name is refused where it was written.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from app.agent.definition import NO_POLICY, AgentDefinition, PolicyFields, Source, Surface
+from app.agent.definition import AgentDefinition, Source, Surface
 from app.agent.errors import InvalidRequest, Unsupported
+from app.agent.policy import NO_POLICY, BudgetLimits, PolicyFields
+from app.agent.texts import Texts
+from app.definitions.attributes import read_output_schema
+from app.definitions.limits import read_budget
 from app.definitions.mapping import from_mapping, to_mapping
-from app.definitions.policy import read_policy, read_surfaces
+from app.definitions.policy import read_policy
 from app.definitions.reading import Level, Reading
-from app.definitions.toolnames import AGENT, PER_AGENT_PREFIX, SURFACE_TOOLS, comes_later, mapped
+from app.definitions.surfaces import read_surfaces
+from app.definitions.toolnames import AGENT, PER_AGENT_PREFIX, SURFACE_TOOLS, comes_later, mapped, squeezed
+from app.definitions.wording import read_texts
 
 INLINE = Source(kind="inline")
+_TOOL_NAME = squeezed("tool_name")
 
 
 class DefinitionReader:
-    """Reads inline definitions, policies and surfaces. `known_tools`: the ordinary tools of this service."""
+    """Reads inline definitions, policies, surfaces, budgets, schemas and texts.
 
-    def __init__(self, known_tools: frozenset[str]) -> None:
+    `known_tools`: the ordinary tools of this service. `agent_tools`: which names a tenant's agents have as tools.
+    """
+
+    def __init__(
+        self, known_tools: frozenset[str], agent_tools: Callable[[str], frozenset[str]] = lambda tenant: frozenset()
+    ) -> None:
         self._known_tools = known_tools
+        self._agent_tools = agent_tools
 
-    def definition(self, data: Mapping[str, Any], at: str, *, stored: bool = False) -> AgentDefinition:
-        """An inline definition; `stored`: accepted earlier, so that tools which are gone since do not spoil it."""
-        return from_mapping(data, source=INLINE, at=at, known_tools=None if stored else self._known_tools)
+    def tool_names(self, entries: Sequence[Any], tenant: str) -> frozenset[str]:
+        """The names that a whitelist may hold since agents have them as tools: those of the inline definitions among
+        `entries`, not yet read, and those of the tenant's agents."""
+        inline = (
+            value.strip()
+            for entry in entries
+            if isinstance(entry, Mapping)
+            for key, value in entry.items()
+            if squeezed(str(key)) == _TOOL_NAME and isinstance(value, str)
+        )
+        return self._agent_tools(tenant).union(inline)
+
+    def definition(
+        self,
+        data: Mapping[str, Any],
+        at: str,
+        *,
+        stored: bool = False,
+        agent_tools: frozenset[str] = frozenset(),
+    ) -> AgentDefinition:
+        """An inline definition; `stored`: accepted earlier, so that tools which are gone since do not spoil it.
+        `agent_tools`: names that its whitelist may hold besides those of tools (`tool_names`)."""
+        known = None if stored else self._known_tools
+        return from_mapping(data, source=INLINE, at=at, known_tools=known, agent_tools=agent_tools)
 
     def mapping(self, definition: AgentDefinition) -> dict[str, Any]:
         """The wire form of a definition."""
         return to_mapping(definition)
 
-    def tools(self, names: Sequence[str], at: str) -> tuple[str, ...]:
+    def tools(self, names: Sequence[str], at: str, agent_tools: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """Tool names of a whitelist, mapped to ours. Raises `Unsupported` for tools of a later version,
         `InvalidRequest` for unknown ones."""
-        known = self._known_tools | SURFACE_TOOLS | {AGENT}
+        known = self._known_tools | SURFACE_TOOLS | agent_tools | {AGENT}
         found = [mapped(name, self._known_tools) for name in names]
         for index, name in enumerate(found):
             if comes_later(name, known):
@@ -52,17 +86,41 @@ class DefinitionReader:
 
     def policy(self, data: Mapping[str, Any], at: str) -> PolicyFields:
         """The set fields of a handoff policy."""
-        reading = Reading(strict=True, known_tools=self._known_tools)
+        reading = self._reading()
         fields = read_policy(reading, at, dict(data))
         _refuse(reading)
         return fields or NO_POLICY
 
     def surfaces(self, data: Sequence[str | Mapping[str, Any]], at: str) -> tuple[Surface, ...]:
         """Delegation surfaces."""
-        reading = Reading(strict=True, known_tools=self._known_tools)
+        reading = self._reading()
         surfaces = read_surfaces(reading, at, [s if isinstance(s, str) else dict(s) for s in data])
         _refuse(reading)
         return surfaces or ()
+
+    def budget(self, data: Mapping[str, Any], at: str) -> BudgetLimits:
+        """The limits of a budget."""
+        reading = self._reading()
+        limits = read_budget(reading, at, dict(data))
+        _refuse(reading)
+        return limits or BudgetLimits()
+
+    def schema(self, data: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+        """A JSON Schema that an answer is to satisfy."""
+        reading = self._reading()
+        schema = read_output_schema(reading, at, dict(data))
+        _refuse(reading)
+        return schema or {}
+
+    def texts(self, data: str | Mapping[str, Any], at: str, base: Texts) -> Texts:
+        """What the service says to models: a language, or a map of `language` and texts; the rest is of `base`."""
+        reading = self._reading()
+        texts = read_texts(reading, at, data, base)
+        _refuse(reading)
+        return texts
+
+    def _reading(self) -> Reading:
+        return Reading(strict=True, known_tools=self._known_tools)
 
 
 def _refuse(reading: Reading) -> None:

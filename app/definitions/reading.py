@@ -6,7 +6,8 @@ over the API strictly (JSON types, trouble is refused). Knows no field by name.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -42,16 +43,20 @@ class Finding:
 class Reading:
     """One definition while it is read. `line` is that of the entry which is being read.
 
-    `known_tools` None: which tools exist is not known here, so tool names are mapped but not checked. `guarded`: the
-    values that are being read limit something, so an unusable one must not turn into a default.
+    `known_tools` None: which tools exist is not known here, so tool names are mapped but not checked. `agent_tools`:
+    names that agents gave themselves as tools. `guarded`: the values that are being read limit something, so an
+    unusable one must not turn into a default.
     """
 
-    __slots__ = ("found", "guarded", "known_tools", "line", "strict")
+    __slots__ = ("agent_tools", "found", "guarded", "known_tools", "line", "strict")
 
-    def __init__(self, *, strict: bool, known_tools: frozenset[str] | None) -> None:
+    def __init__(
+        self, *, strict: bool, known_tools: frozenset[str] | None, agent_tools: frozenset[str] = frozenset()
+    ) -> None:
         self.strict = strict
         self.guarded = False
         self.known_tools = known_tools
+        self.agent_tools = agent_tools
         self.line = 0
         self.found: list[Finding] = []
 
@@ -74,6 +79,15 @@ class Reading:
     def later(self, key: str, message: str) -> None:
         """A known key or value that is not carried out yet."""
         self._add(Level.LATER, key, message)
+
+    @contextmanager
+    def limiting(self) -> Iterator[None]:
+        """While values are read that limit something: see `guarded`."""
+        before, self.guarded = self.guarded, True
+        try:
+            yield
+        finally:
+            self.guarded = before
 
     def plain(self, value: Any) -> Any:
         """The value as JSON."""

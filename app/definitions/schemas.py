@@ -1,4 +1,4 @@
-"""Whether a definition's `input_schema` is a JSON Schema that can be used without asking anybody else.
+"""Whether a JSON Schema that somebody sent can be used without asking anybody else.
 
 Knows nothing of definitions. A schema that points outside itself would be fetched by a validator, so it is refused.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema_rs
 
 MAX_DEPTH = 40  # deeper than any form that a model could fill in; keeps encoders and validators away from recursion
+MAX_CHARS = 65_536  # what the checker of values takes; a larger one would make every value invalid
 _DRAFTS = frozenset(
     f"json-schema.org/{draft}/schema"
     for draft in ("draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
@@ -29,15 +30,26 @@ def _refused(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def schema_problem(schema: Any) -> str | None:
+def object_problem(schema: Any) -> str | None:
     """Why this cannot be the schema of an object, or None."""
     if not isinstance(schema, dict) or schema.get("type") != "object":
         return "it is no map with `type: object`"
+    return schema_problem(schema)
+
+
+def schema_problem(schema: Any) -> str | None:
+    """Why this cannot be the schema of a value of any kind, or None."""
+    if not isinstance(schema, dict):
+        return "it is no map"
     for problem in _outside(schema):
         return problem
     try:
+        size = len(json.dumps(schema, ensure_ascii=False))
+        if size > MAX_CHARS:
+            return f"it has {size} characters as JSON, at most {MAX_CHARS} are accepted"
         jsonschema_rs.meta.validate(schema)
-    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
+        jsonschema_rs.validator_for(schema)  # finds what is a schema in form only: bad patterns, dead references
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, TypeError, ValueError) as error:
         return str(error).split("\n", 1)[0]
     return None
 

@@ -7,15 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.agent.definition import MAX_TOOL_NAME, normalised
 from app.definitions.reading import Reading, is_flag, is_scalar, shown, split_at_commas, unique
 
 AGENT = "Agent"  # stands for the delegation tools of whatever surfaces apply (spec 7.2)
 BUILT_IN = frozenset({"read_file", "glob", "grep"})
 LATER = frozenset({"write_file", "edit_file", "run_command", "web_fetch", "load_skill", "note", "read_artifact"})
-SURFACE_TOOLS = frozenset({"dispatch_subagent"})
-LATER_SURFACE_TOOLS = frozenset({"execute_task", "get_task_output", "cancel_task", "list_tasks", "subagent"})
+SURFACE_TOOLS = frozenset(
+    {"dispatch_subagent", "execute_task", "get_task_output", "cancel_task", "list_tasks", "subagent"}
+)
 PER_AGENT_PREFIX = "subagent_"
-_OURS = BUILT_IN | LATER | SURFACE_TOOLS | LATER_SURFACE_TOOLS | {AGENT}
+_OURS = BUILT_IN | LATER | SURFACE_TOOLS | {AGENT}
 
 
 def squeezed(name: str) -> str:
@@ -37,6 +39,7 @@ _ALIASES = {squeezed(name): name for name in _OURS} | {
     "task": AGENT,
     "agent": AGENT,
 }
+_WORDS = frozenset({"null", "none", "true", "false", "yes", "no", "on", "off", "all", "any", "default", "inherit"})
 _EVERYTHING = frozenset({"*", "all", "all tools"})
 
 
@@ -58,8 +61,8 @@ def mapped(name: str, known: Iterable[str] | None = None) -> str:
 
 
 def is_delegation(name: str) -> bool:
-    """A tool that starts agents, or `Agent`."""
-    return name == AGENT or name in SURFACE_TOOLS | LATER_SURFACE_TOOLS or name.startswith(PER_AGENT_PREFIX)
+    """A tool of a surface, or `Agent`."""
+    return name == AGENT or name in SURFACE_TOOLS or name.startswith(PER_AGENT_PREFIX)
 
 
 def pieces_of(text: str) -> list[str]:
@@ -87,7 +90,9 @@ def read_tools(reading: Reading, key: str, value: Any) -> Grant | None:
     """The whitelist of a definition. None after an error was stated: no list is ever guessed, so none is widened.
 
     A tool of a later version is granted in a file, with a remark, so that the file stays as its author wants it; a
-    program is told no. What was stored under another set of tools (`known_tools` None) is taken as it is.
+    program is told no. So it is with a name that an agent could have as its own tool (`tool_name`): which agents a
+    session will have is not known when a file is read. What was stored under another set of tools (`known_tools`
+    None) is taken as it is.
 
     `*` is every tool that the service has, without delegation, which must be listed (spec 7.2).
     """
@@ -116,6 +121,7 @@ def read_denied(reading: Reading, key: str, value: Any) -> tuple[str, ...]:
     patterns = [piece for piece in pieces if "(" in piece]
     if patterns:
         reading.later(key, f"patterns come in a later version, the whole tools are taken away: {_listed(patterns)}")
+    known = None if known is None else known | reading.agent_tools
     strange = [] if known is None else [name for name in names if not _is_known(name, known) and "*" not in name]
     if strange:
         reading.remark(key, f"unknown tools: {_listed(strange)}")
@@ -158,7 +164,7 @@ def _everything(reading: Reading, key: str, denied: tuple[str, ...]) -> Grant | 
 def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[str, ...]) -> Grant | None:
     names: list[str] = []
     agents: list[str] | None = None
-    out: dict[str, list[str]] = {"later": [], "mcp": [], "pattern": [], "unknown": []}
+    out: dict[str, list[str]] = {"later": [], "mcp": [], "pattern": [], "perhaps": [], "unknown": []}
     for piece in pieces:
         name, bracket, inner = piece.partition("(")
         name = mapped(name.strip(), reading.known_tools)
@@ -170,8 +176,11 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
             out["pattern"].append(piece)
         elif name.startswith("mcp__") and name not in (reading.known_tools or ()):
             out["mcp"].append(name)
-        elif reading.known_tools is None or _is_known(name, reading.known_tools):
+        elif reading.known_tools is None or _is_known(name, reading.known_tools) or name in reading.agent_tools:
             names.append(name)
+        elif not reading.strict and may_be_an_agent(name):
+            names.append(name)
+            out["perhaps"].append(name)
         else:
             out["unknown"].append(name)
     if reading.known_tools is not None:
@@ -191,6 +200,9 @@ def _state(reading: Reading, key: str, out: dict[str, list[str]]) -> None:
         reading.later(key, f"tools of MCP servers come in a later version: {_listed(out['mcp'])}")
     if out["pattern"]:
         reading.later(key, f"tools limited by a pattern come in a later version: {_listed(out['pattern'])}")
+    if out["perhaps"]:
+        then = "it is granted if an agent has it as its tool_name"
+        reading.remark(key, f"there is no tool of the name {_listed(out['perhaps'])}; {then}")
     if out["unknown"]:
         reading.warn(key, f"unknown tools: {_listed(out['unknown'])}", "they are left out")
 
@@ -199,9 +211,14 @@ def _is_known(name: str, known: frozenset[str]) -> bool:
     return name in known or name in LATER or is_delegation(name)
 
 
+def may_be_an_agent(name: str) -> bool:
+    """A name that a `tool_name` can have, words apart that people write to say something about all tools."""
+    return name == normalised(name) and 1 <= len(name) <= MAX_TOOL_NAME and name not in _WORDS
+
+
 def comes_later(name: str, known: frozenset[str]) -> bool:
     """A name that a later version gives a meaning, unless a tool here already has it."""
-    return name in LATER | LATER_SURFACE_TOOLS and name not in known
+    return name in LATER and name not in known
 
 
 def _listed(names: Sequence[str]) -> str:

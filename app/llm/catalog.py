@@ -6,13 +6,14 @@ Knows every provider of this package and no settings file; its values are given 
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from app.agent.chat import ChatModel
-from app.agent.errors import InvalidRequest, Unsupported
+from app.agent.errors import InvalidRequest
 from app.llm import local
+from app.llm.anthropic import ANTHROPIC_URL, AnthropicChat, is_anthropic
 from app.llm.http import Transport
 from app.llm.local import LocalChat, local_profile
 from app.llm.openai import OpenAIChat
@@ -22,12 +23,14 @@ from app.llm.scripted import ScriptedChat
 
 OPENAI_URL = "https://api.openai.com/v1"
 _OPENAI_HOST = "https://api.openai.com/"
+_BY_NAME = ("openai:", "anthropic:")  # any model of theirs can be named
 MAX_INSTANCES = 256  # names may come from callers: what is kept of them is bounded
 # OpenAI's reasoning models refuse `max_tokens` and any temperature but their own; other servers use the names freely.
 _OPENAI_REASONING = re.compile(r"(o\d|gpt-5)(-|\.|$)")
 _SET_ONE = (
     "set one with --model, with SUBAGENTD_MODEL=provider:model (openai:<model> with OPENAI_API_KEY or, for a server of "
-    "your own, OPENAI_BASE_URL; local:smollm2; scripted:demo), or name a model in the agent or request"
+    "your own, OPENAI_BASE_URL; anthropic:<model> with ANTHROPIC_API_KEY; local:smollm2; scripted:demo), or name a "
+    "model in the agent or request"
 )
 
 
@@ -41,12 +44,16 @@ class Models:
         profiles: Mapping[str, Profile] | None = None,
         openai_base_url: str | None = None,
         openai_api_key: str | None = None,
+        anthropic_base_url: str | None = None,
+        anthropic_api_key: str | None = None,
         scripts_dir: Path | None = None,
     ) -> None:
         self._default = default or None
-        self._profiles = dict(profiles or {})
         self._openai_base_url = openai_base_url or ""
         self._openai_api_key = openai_api_key or ""
+        self._anthropic_base_url = anthropic_base_url or ANTHROPIC_URL
+        self._anthropic_api_key = anthropic_api_key or ""
+        self._profiles = {name: self._completed(profile) for name, profile in (profiles or {}).items()}
         self._scripts = ScriptFiles(scripts_dir)
         self._transport = Transport()
         self._instances: OrderedDict[str, ChatModel] = OrderedDict()
@@ -54,7 +61,7 @@ class Models:
 
     def resolve(self, name: str | None) -> ChatModel:
         """See `ModelCatalog`. Codes: `no_model`, `unknown_model`, `model_unavailable` (known, but cannot run here),
-        `invalid_script`; `Unsupported` for providers of a later version."""
+        `invalid_script`."""
         wanted = name or self._default
         if wanted is None:
             raise InvalidRequest(f"no model is configured: {_SET_ONE}", code="no_model")
@@ -83,7 +90,7 @@ class Models:
         found["local:smollm2"] = local_profile("local:smollm2", "smollm2")
         for script in self._scripts.names():
             found[f"scripted:{script}"] = Profile(name=f"scripted:{script}", provider="scripted", model=script)
-        if self._default is not None and self._default.startswith("openai:") and self._default not in found:
+        if self._default is not None and self._default.startswith(_BY_NAME) and self._default not in found:
             found[self._default] = self._profile(self._default)
         return [self._entry(profile) for _, profile in sorted(found.items())]
 
@@ -102,15 +109,12 @@ class Models:
         if colon and model:
             if provider == "openai":
                 return self._openai(name, model)
+            if provider == "anthropic":
+                return self._completed(Profile(name=name, provider="anthropic", model=model))
             if provider == "scripted":
                 return Profile(name=name, provider="scripted", model=model)
             if provider == "local" and model in local.MODELS:
                 return local_profile(name, model)
-            if provider == "anthropic":
-                raise Unsupported(
-                    f"model {name!r}: the provider anthropic comes with a later version; "
-                    "use openai:<model> with a compatible endpoint"
-                )
         raise InvalidRequest(
             f"unknown model {name!r}: there are {', '.join(self._known())}; add a profile for it, or correct the name",
             code="unknown_model",
@@ -123,30 +127,39 @@ class Models:
             return replace(profile, max_tokens_key="max_completion_tokens", send_temperature=False)
         return profile
 
+    def _completed(self, profile: Profile) -> Profile:
+        """A profile of Anthropic without an address is for the configured one; a key only goes to its own address."""
+        if profile.provider != "anthropic" or profile.base_url:
+            return profile
+        key = profile.api_key or self._anthropic_api_key
+        return replace(profile, base_url=self._anthropic_base_url, api_key=key)
+
     def _made(self, profile: Profile) -> ChatModel:
         reason = _unavailable(profile)
         if reason is not None:
             raise InvalidRequest(f"model {profile.name!r} cannot be used: {reason}", code="model_unavailable")
         if profile.provider == "openai":
             return OpenAIChat(profile, self._transport)
+        if profile.provider == "anthropic":
+            return AnthropicChat(profile, self._transport)
         if profile.provider == "scripted":
-            return ScriptedChat(profile.name, self._scripts.load(profile.model))
+            return ScriptedChat(profile.name, self._scripts.load(profile.model), profile.prices)
         return LocalChat(profile, self._transport)
 
     def _known(self) -> list[str]:
         scripts = [f"scripted:{name}" for name in self._scripts.names()]
-        return [*sorted(self._profiles), "openai:<model>", *(f"local:{name}" for name in local.MODELS), *scripts]
+        own = [f"local:{name}" for name in local.MODELS]
+        return [*sorted(self._profiles), *(f"{provider}<model>" for provider in _BY_NAME), *own, *scripts]
 
     def _entry(self, profile: Profile) -> Mapping[str, Any]:
         reason = _unavailable(profile)
-        prices = {"input": profile.input_price, "cached": profile.cached_price, "output": profile.output_price}
         entry: dict[str, Any] = {
             "name": profile.name,
             "provider": profile.provider,
             "model": profile.model,
             "tool_mode": profile.tool_mode,
             "context_window": profile.context_window,
-            "prices": {**prices, "currency": profile.currency} if any(v is not None for v in prices.values()) else None,
+            "prices": asdict(profile.prices) if profile.prices else None,
             "default": profile.name == self._default,
             "available": reason is None,
         }
@@ -158,4 +171,6 @@ def _unavailable(profile: Profile) -> str | None:
         return local.missing()
     if profile.provider == "openai" and profile.base_url.startswith(_OPENAI_HOST) and not profile.api_key:
         return "it has no API key; set OPENAI_API_KEY, or OPENAI_BASE_URL to a server that needs none"
+    if profile.provider == "anthropic" and is_anthropic(profile.base_url) and not profile.api_key:
+        return "it has no API key; set ANTHROPIC_API_KEY (a profile: api_key_env), or the base URL of another server"
     return None

@@ -19,6 +19,7 @@ MIN_SECRET_CHARS = 6  # shorter values ("none", "x") would blank out ordinary wo
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
 _FINAL_5XX = frozenset({501, 505})  # "not implemented" stays so
 _CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_CONTEXT_PHRASES = ("maximum context length", "prompt is too long", "exceed context limit")
 _CODES = (
     ("model_context_overflow", _CONTEXT_WORDS),
     ("model_quota", frozenset({"insufficient_quota", "billing_error"})),
@@ -127,8 +128,8 @@ def _code(words: set[str], status: int | None, message: str) -> str:
     for code, known in _CODES:
         if words & known:
             return code
-    # vLLM and several gateways have no code for it, only this phrase of OpenAI's text.
-    if status in (None, 400, 413) and "maximum context length" in message:
+    # Anthropic, vLLM and several gateways have no code for it, only a phrase.
+    if status in (None, 400, 413) and any(phrase in message for phrase in _CONTEXT_PHRASES):
         return "model_context_overflow"
     if status is not None and status in _STATUS_CODES:
         return _STATUS_CODES[status]

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from app.agent.chat import ChatRequest, Emit, Reply
+from app.agent.chat import ChatRequest, Emit, Prices, Reply
 from app.agent.errors import InvalidRequest, ModelError
 from app.llm import local_server
 from app.llm.http import Transport
@@ -80,6 +80,11 @@ class LocalChat:
     def name(self) -> str:
         """The name of the profile."""
         return self._profile.name
+
+    @property
+    def prices(self) -> Prices | None:
+        """Those of the profile; nothing to pay where it sets none."""
+        return self._profile.prices
 
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """See `ChatModel`. Raises `InvalidRequest` with code `model_unavailable` when engine or weights are missing."""

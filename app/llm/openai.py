@@ -5,7 +5,7 @@ Knows no run. Whether a failed request is tried again is the loop's decision; he
 
 from typing import Any
 
-from app.agent.chat import ChatRequest, Emit, Reply
+from app.agent.chat import ChatRequest, Emit, Prices, Reply
 from app.agent.errors import ModelError
 from app.llm import chat_wire, envelope
 from app.llm.assembly import ReplyAssembler
@@ -36,6 +36,11 @@ class OpenAIChat:
     def name(self) -> str:
         """The name of the profile."""
         return self._profile.name
+
+    @property
+    def prices(self) -> Prices | None:
+        """Those of the profile."""
+        return self._profile.prices
 
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """One chat completion, streamed; see `ChatModel`. A server that answers in one piece is accepted."""
@@ -104,6 +109,8 @@ class OpenAIChat:
             body[profile.max_tokens_key] = max_tokens
         if request.effort is not None:
             body["reasoning_effort"] = request.effort
+        if request.thinking is not None:
+            body.update(_thinking(profile.thinking_style, request.thinking))
         return body
 
 
@@ -149,6 +156,20 @@ def _check_choice(request: ChatRequest) -> None:
             "name one of them, or auto, none, required",
             code="unknown_tool_choice",
         )
+
+
+def _thinking(style: str, on: bool) -> dict[str, Any]:
+    """The fields that switch reasoning on or off. No two servers agree on them, and strict ones refuse the others'."""
+    match style:
+        case "enable_thinking":
+            return {"enable_thinking": on}
+        case "chat_template_kwargs":
+            return {"chat_template_kwargs": {"enable_thinking": on}}
+        case "thinking_type":
+            return {"thinking": {"type": "enabled" if on else "disabled"}}
+        case "reasoning_effort" if not on:  # on is what such an endpoint does unasked, with the effort that was set
+            return {"reasoning_effort": "none"}
+    return {}
 
 
 def _tool_choice(choice: str) -> Any:

@@ -31,7 +31,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from app.agent.chat import ChatRequest, Delta, DeltaKind, Emit, Finish, Reply
+from app.agent.chat import ChatRequest, Delta, DeltaKind, Emit, Finish, Prices, Reply
 from app.agent.errors import IncompleteReply, ModelError, SubagentdError
 from app.agent.ids import new_id
 from app.agent.messages import Message, Role, ToolCall, Usage
@@ -46,17 +46,24 @@ Decide = Callable[[ChatRequest], Mapping[str, Any]]
 
 
 class ScriptedChat:
-    """Plays a script (`ChatModel`): `parts` of a YAML file, or a function that returns turns."""
+    """Plays a script (`ChatModel`): `parts` of a YAML file, or a function that returns turns. `prices`: what it claims
+    to cost; None: not known."""
 
-    def __init__(self, name: str, script: tuple[Part, ...] | Decide) -> None:
+    def __init__(self, name: str, script: tuple[Part, ...] | Decide, prices: Prices | None = None) -> None:
         self._name = name
         self._script = script
+        self._prices = prices
         self._failures: OrderedDict[bytes, int] = OrderedDict()
 
     @property
     def name(self) -> str:
         """`scripted:…`, or the name of the profile."""
         return self._name
+
+    @property
+    def prices(self) -> Prices | None:
+        """Those that it was given."""
+        return self._prices
 
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """See `ChatModel`. Raises `ModelError`: what the script asks for, `script_exhausted`, `script_error`."""

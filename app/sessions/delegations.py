@@ -5,15 +5,17 @@ The same core, policy, events and audit as a model's delegation. Knows no HTTP a
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.agent.chat import ModelCatalog
-from app.agent.definition import AgentDefinition, HandoffPolicy, tool_name_of
+from app.agent.definition import AgentDefinition, tool_name_of
 from app.agent.delegation import Roster, chosen
 from app.agent.errors import Denied, InvalidRequest, NotFound
-from app.agent.handoff import DIRECT, Delegator, HandoffOrder, HandoffResult, Handoffs
+from app.agent.orders import DIRECT, Delegator, HandoffOrder, HandoffResult
+from app.agent.policy import HandoffPolicy
 from app.agent.runs import HandoffStatus, RunStore, Session
+from app.agent.supervisor import RunSupervisor
 from app.sessions.feed import View
 from app.sessions.journal import TAKE_S, Journal
 from app.sessions.requests import AgentReader, DelegationInput, SessionInput, policy_of
@@ -43,7 +45,7 @@ class Delegations:
         self,
         *,
         sessions: Sessions,
-        handoffs: Handoffs,
+        supervisor: RunSupervisor,
         journal: Journal,
         store: RunStore,
         roster: Roster,
@@ -51,7 +53,7 @@ class Delegations:
         reader: AgentReader,
     ) -> None:
         self._sessions = sessions
-        self._handoffs = handoffs
+        self._supervisor = supervisor
         self._journal = journal
         self._store = store
         self._roster = roster
@@ -86,20 +88,31 @@ class Delegations:
         self, session: Session, given: DelegationInput, inline: Mapping[str, Any] | None
     ) -> tuple[Delegator, HandoffOrder]:
         """Everything that can be refused is refused here."""
-        definition = self._target(session, given.agent, inline)
+        inherited = {d.tool_name for d in session.inline.values() if d.tool_name}
+        names = self._reader.tool_names([] if inline is None else [inline], session.tenant) | inherited
+        definition = self._target(session, given.agent, inline, names)
         policy = HandoffPolicy().replaced(definition.policy).replaced(policy_of(self._reader, given.policy, "policy"))
         model = given.model or session.model
-        self._models.resolve(definition.model or model)
+        own = None if given.budget is None else self._reader.budget(given.budget, "budget")
+        schema = None if given.output_schema is None else self._reader.schema(given.output_schema, "output_schema")
+        if definition.runner is None:
+            self._models.resolve(definition.model or model)
+        limits = [limits for limits in (definition.budget, policy.budget, own) if limits is not None]
+        self._sessions.check_prices(session, limits, [(definition, definition.model or model)])
         order = HandoffOrder(
             tool=_tool_name(definition),
             surface=DIRECT,
             definition=definition,
-            task=given.task if not given.context else f"{given.task}\n\nContext:\n{given.context}",
+            task=given.task,
+            context=given.context or "",
             name=given.name,
             max_steps=self._sessions.steps(given.max_steps),
-            tools=None if given.tools is None else self._reader.tools(given.tools, "tools"),
+            tools=None if given.tools is None else self._reader.tools(given.tools, "tools", names),
             timeout_ms=given.timeout_ms,
             deadline_ms=given.deadline_ms,
+            session_key=given.session_key,
+            budget=own,
+            output_schema=schema,
         )
         by = Delegator(
             session=session,
@@ -107,15 +120,21 @@ class Delegations:
             policy=policy,
             surfaces=chosen(session.surfaces),
             model=model,
+            thinking=session.thinking if given.thinking is None else given.thinking,
             parallel_tool_calls=session.parallel_tool_calls is not False,
+            find=lambda name: self._roster.find(session, name),
         )
         return by, order
 
     def _target(
-        self, session: Session, agent: str | Mapping[str, Any], inline: Mapping[str, Any] | None
+        self,
+        session: Session,
+        agent: str | Mapping[str, Any],
+        inline: Mapping[str, Any] | None,
+        tool_names: frozenset[str],
     ) -> AgentDefinition:
         if inline is not None:
-            return self._reader.definition(inline, "agent")
+            return self._reader.definition(inline, "agent", agent_tools=tool_names)
         definition = self._roster.find(session, str(agent))
         if definition is None:
             raise InvalidRequest(
@@ -130,7 +149,9 @@ class Delegations:
     ) -> HandoffResult:
         async with self._sessions.opened(by.session):
             await self._sessions.open_for_work(by.session.tenant, by.session.id)  # it may have been closed meanwhile
-            result = await self._handoffs.delegate(by, order, lambda handoff, run: ids.set_result((handoff, run)))
+            by = replace(by, budget=self._supervisor.budget(by.session.id))
+            handoffs = self._supervisor.handoffs
+            result = await handoffs.delegate(by, order, lambda handoff, run: ids.set_result((handoff, run)))
         if not ids.done():
             ids.set_result((result.handoff_id, None))
         await self._journal.flush()
@@ -182,6 +203,7 @@ def _session_for(given: DelegationInput, inline: Mapping[str, Any] | None) -> Se
         metadata=given.metadata,
         model=given.model,
         workspace=given.workspace,
+        texts=given.texts,
         agents=None if inline is None else [inline],
     )
 

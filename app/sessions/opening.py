@@ -3,7 +3,7 @@
 Knows no HTTP and no SQL.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,23 @@ from app.agent.definition import AgentDefinition, Source
 from app.agent.delegation import Roster
 from app.agent.errors import InvalidRequest
 from app.agent.ids import new_id, now_us
+from app.agent.policy import OnProblem, Reaction
 from app.agent.runs import Session
-from app.sessions.requests import AgentReader, SessionInput, policy_of
+from app.agent.texts import DEFAULT, Texts
+from app.sessions.requests import AgentReader, SessionInput, budget_of, policy_of
 
 INLINE = Source(kind="inline")
 _SHOWN_CHARS = 100
+_THINKING = {"on": True, "off": False}
 
 
 class Opening:
-    """Makes and remakes sessions. `root` is the directory under which workspaces lie."""
+    """Makes and remakes sessions. `root` is the directory under which workspaces lie; `texts` are what the service
+    says to models where a session has no words of its own."""
 
-    def __init__(self, reader: AgentReader, root: Path) -> None:
+    def __init__(self, reader: AgentReader, root: Path, texts: Texts = DEFAULT) -> None:
         self.reader = self._reader = reader
+        self._texts = texts
         self._root = root.resolve()
         if not self._root.is_dir():
             raise ValueError(f"tools.workspace {root} is no directory: make it, or name another with --workspace")
@@ -60,13 +65,37 @@ class Opening:
         )
 
     def _session(self, tenant: str, config: Mapping[str, Any], *, stored: bool, **fields: Any) -> Session:
-        inline: dict[str, AgentDefinition] = {}
+        agents, surfaces, texts = config.get("agents"), config.get("surfaces"), config.get("texts")
+        names, inline = self._agents(tenant, agents or (), stored=stored)
+        return Session(
+            tenant=tenant,
+            agents=None if agents is None else names,
+            inline=inline,
+            surfaces=None if surfaces is None else self._reader.surfaces(surfaces, "surfaces"),
+            policy=policy_of(self._reader, config.get("policy"), "policy"),
+            model=config.get("model"),
+            workspace=config.get("workspace") or "",
+            parallel_tool_calls=config.get("parallel_tool_calls"),
+            thinking=_THINKING.get(config.get("thinking") or ""),
+            budget=budget_of(self._reader, config.get("budget")),
+            texts=self._texts if texts is None else self._reader.texts(texts, "texts", self._texts),
+            default_subagent=config.get("default_subagent"),
+            **fields,
+        )
+
+    def _agents(
+        self, tenant: str, entries: Sequence[str | Mapping[str, Any]], *, stored: bool
+    ) -> tuple[tuple[str, ...], dict[str, AgentDefinition]]:
+        """The names of a session's agents, and the definitions that it brings itself. Their whitelists may name each
+        other's tools, wherever in the list they stand."""
+        agent_tools = self._reader.tool_names(entries, tenant)
         names: list[str] = []
-        for index, entry in enumerate(config.get("agents") or ()):
+        inline: dict[str, AgentDefinition] = {}
+        for index, entry in enumerate(entries):
             if isinstance(entry, str):
                 names.append(entry)
                 continue
-            definition = self._reader.definition(entry, f"agents[{index}]", stored=stored)
+            definition = self._reader.definition(entry, f"agents[{index}]", stored=stored, agent_tools=agent_tools)
             if definition.name in inline:
                 raise InvalidRequest(
                     f"two inline agents are named {definition.name!r}: give one another name",
@@ -75,18 +104,7 @@ class Opening:
                 )
             inline[definition.name] = definition
             names.append(definition.name)
-        surfaces = config.get("surfaces")
-        return Session(
-            tenant=tenant,
-            agents=None if config.get("agents") is None else tuple(dict.fromkeys(names)),
-            inline=inline,
-            surfaces=None if surfaces is None else self._reader.surfaces(surfaces, "surfaces"),
-            policy=policy_of(self._reader, config.get("policy"), "policy"),
-            model=config.get("model"),
-            workspace=config.get("workspace") or "",
-            parallel_tool_calls=config.get("parallel_tool_calls"),
-            **fields,
-        )
+        return tuple(dict.fromkeys(names)), inline
 
     def workspace(self, name: str) -> Path:
         """The directory of a workspace name. Raises `InvalidRequest` when it is none below the root."""
@@ -122,15 +140,35 @@ def config_of(given: SessionInput) -> dict[str, Any]:
         "model": given.model,
         "workspace": given.workspace or None,
         "parallel_tool_calls": given.parallel_tool_calls,
+        "thinking": None if given.thinking is None else "on" if given.thinking else "off",
+        "budget": None if given.budget is None else dict(given.budget),
+        "texts": given.texts if given.texts is None or isinstance(given.texts, str) else dict(given.texts),
+        "default_subagent": given.default_subagent,
     }
     return {key: value for key, value in config.items() if value is not None}
 
 
 def checked_agents(session: Session, roster: Roster) -> None:
     """Raises `InvalidRequest` when the session names an agent that does not exist."""
-    wanted = [*(session.agents or ()), *(a for s in session.surfaces or () for a in s.agents or ())]
-    for name in wanted:
+    for at, name in _named(session):
         if roster.find(session, name) is None:
             raise InvalidRequest(
-                f"there is no agent {name!r}: GET /v1/agents lists those that exist", code="unknown_agent"
+                f"{at}: there is no agent {name!r}: GET /v1/agents lists those that exist",
+                code="unknown_agent",
+                errors=[{"at": at, "message": "unknown agent"}],
             )
+
+
+def _named(session: Session) -> Iterator[tuple[str, str]]:
+    """The agents that a session names, each with the field that does."""
+    for name in session.agents or ():
+        yield "agents", name
+    for index, surface in enumerate(session.surfaces or ()):
+        for name in surface.agents or ():
+            yield f"surfaces[{index}].agents", name
+    if session.default_subagent is not None:
+        yield "default_subagent", session.default_subagent
+    for field in ("on_denied", "on_error"):
+        wanted: OnProblem | None = getattr(session.policy, field)
+        if wanted is not None and wanted.reaction is Reaction.AGENT:
+            yield f"policy.{field}.agent", wanted.target

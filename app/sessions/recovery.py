@@ -26,6 +26,8 @@ UNKNOWN_RESULT = (
 )
 NOT_RUN_RESULT = "(not run: the service stopped before this call began)"
 
+BROKEN_OFF = Usage(model_calls=1, unpriced_calls=1)  # a call that costs nobody knows what
+
 Row = Mapping[str, Any]
 
 
@@ -46,24 +48,36 @@ class _Call:
 
 @dataclass(slots=True)
 class _Trace:
-    """What the log says of one run that has not ended. `started`: as a subagent, and not stopped."""
+    """What the log says of one run that has not ended. `answered`: the usage of the steps that were completed;
+    `open`: of the one that was not, where at least the call was made. `started`: as a subagent, and not stopped."""
 
     steps: int = 0
-    usage: Usage = NO_USAGE
+    answered: Usage = NO_USAGE
+    open: Usage = NO_USAGE
     text: str = ""
     started: bool = False
     calls: dict[str, _Call] = field(default_factory=dict)
+
+    @property
+    def usage(self) -> Usage:
+        """What is known to be used."""
+        return self.answered + self.open
 
     def add(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
         """Take in one event of the run."""
         if kind == "step.started":
             self.steps = step
+            self.answered += self.open  # a step that failed and was followed by another
+            self.open = BROKEN_OFF
         elif kind == "step.completed":
-            self.usage = self.usage + Usage.from_dict(data["usage"])
+            self.answered += Usage.from_dict(data["usage"])
+            self.open = NO_USAGE
         elif kind in ("subagent.start", "subagent.stop"):
             self.started = kind == "subagent.start"
         elif kind == "message" and data["role"] == Role.ASSISTANT:
             self.text = data["content"] if data["content"].strip() else self.text
+            if data.get("usage"):
+                self.open = Usage.from_dict(data["usage"])
             self._asked(step, data)
         elif kind == "tool.result":
             self.calls.pop(data["call_id"], None)

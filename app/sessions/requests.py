@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from app.agent.definition import NO_POLICY, AgentDefinition, PolicyFields, Surface
+from app.agent.definition import AgentDefinition, Surface
+from app.agent.policy import NO_POLICY, BudgetLimits, PolicyFields
+from app.agent.texts import Texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInput:
-    """How a session is to be. `agents` are names or inline definitions as mappings; `surfaces` kinds or mappings."""
+    """How a session is to be. `agents` are names or inline definitions as mappings; `surfaces` kinds or mappings;
+    `texts` a language or a mapping."""
 
     agent: str | None = None
     title: str | None = None
@@ -24,21 +27,29 @@ class SessionInput:
     model: str | None = None
     workspace: str = ""
     parallel_tool_calls: bool | None = None
+    thinking: bool | None = None
+    budget: Mapping[str, Any] | None = None
+    texts: str | Mapping[str, Any] | None = None
+    default_subagent: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInput:
-    """One turn: the text, and its limits; 0 ms means none."""
+    """One turn: the text, its limits (0 ms means none), and the JSON Schema of its answer if that is to be JSON."""
 
     input: str
     max_steps: int | None = None
     deadline_ms: int = 0
     timeout_ms: int = 0
+    output_schema: Mapping[str, Any] | None = None
+    budget: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationInput:
-    """One delegation by a caller that has no parent run here. `agent` is a name or an inline definition."""
+    """One delegation by a caller that has no parent run here. `agent` is a name or an inline definition;
+    `session_key` names the memory of a `reuse_session` agent whose scope is `key`. `user`, `metadata`, `workspace`
+    and `texts` are those of the session that is made when `session_id` is None."""
 
     agent: str | Mapping[str, Any]
     task: str
@@ -51,6 +62,11 @@ class DelegationInput:
     deadline_ms: int = 0
     policy: Mapping[str, Any] | None = None
     model: str | None = None
+    thinking: bool | None = None
+    output_schema: Mapping[str, Any] | None = None
+    budget: Mapping[str, Any] | None = None
+    session_key: str | None = None
+    texts: str | Mapping[str, Any] | None = None
     workspace: str = ""
     user: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -59,13 +75,25 @@ class DelegationInput:
 class AgentReader(Protocol):
     """Reads the agent parts of requests. Everything raises `InvalidRequest` or `Unsupported` naming the place."""
 
-    def definition(self, data: Mapping[str, Any], at: str, *, stored: bool = False) -> AgentDefinition:
-        """An inline definition; `stored`: accepted earlier, so that tools which are gone since do not spoil it."""
+    def tool_names(self, entries: Sequence[Any], tenant: str) -> frozenset[str]:
+        """The names that a whitelist may hold since agents have them as tools: those of the inline definitions among
+        `entries`, not yet read, and those of the tenant's agents."""
+
+    def definition(
+        self,
+        data: Mapping[str, Any],
+        at: str,
+        *,
+        stored: bool = False,
+        agent_tools: frozenset[str] = frozenset(),
+    ) -> AgentDefinition:
+        """An inline definition; `stored`: accepted earlier, so that tools which are gone since do not spoil it.
+        `agent_tools`: names that its whitelist may hold besides those of tools (`tool_names`)."""
 
     def mapping(self, definition: AgentDefinition) -> dict[str, Any]:
         """The wire form of a definition; `definition` reads it back."""
 
-    def tools(self, names: Sequence[str], at: str) -> tuple[str, ...]:
+    def tools(self, names: Sequence[str], at: str, agent_tools: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """Tool names of a whitelist, mapped to ours; unknown ones are refused."""
 
     def policy(self, data: Mapping[str, Any], at: str) -> PolicyFields:
@@ -74,7 +102,21 @@ class AgentReader(Protocol):
     def surfaces(self, data: Sequence[str | Mapping[str, Any]], at: str) -> tuple[Surface, ...]:
         """Delegation surfaces."""
 
+    def budget(self, data: Mapping[str, Any], at: str) -> BudgetLimits:
+        """The limits of a budget."""
+
+    def schema(self, data: Mapping[str, Any], at: str) -> Mapping[str, Any]:
+        """A JSON Schema that an answer is to satisfy."""
+
+    def texts(self, data: str | Mapping[str, Any], at: str, base: Texts) -> Texts:
+        """What the service says to models: a language, or a map of `language` and texts; the rest is of `base`."""
+
 
 def policy_of(reader: AgentReader, data: Mapping[str, Any] | None, at: str) -> PolicyFields:
     """The policy of a request that may have none."""
     return NO_POLICY if data is None else reader.policy(data, at)
+
+
+def budget_of(reader: AgentReader, data: Mapping[str, Any] | None, at: str = "budget") -> BudgetLimits | None:
+    """The budget of a request that may have none."""
+    return None if data is None else reader.budget(data, at)

@@ -5,17 +5,18 @@ Knows no HTTP, no SQL and no concrete model or tool.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from app.agent import events
+from app.agent.budget import check_prices
 from app.agent.chat import ModelCatalog
-from app.agent.definition import MAX_STEPS, HandoffPolicy, SurfaceKind
-from app.agent.delegation import Roster, chosen, delegation_tools, surfaces_of
+from app.agent.definition import MAX_STEPS, AgentDefinition
+from app.agent.delegation import Roster, chosen
 from app.agent.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from app.agent.handoff import Delegator
+from app.agent.policy import BudgetLimits, HandoffPolicy
 from app.agent.runs import (
     FINAL_STATUSES,
     MemoryState,
@@ -174,11 +175,18 @@ class Sessions:
         counters = FRESH
         if not self._supervisor.knows(session.id):
             await self._journal.flush(TAKE_S)  # what the counters are read from
-            counters = await self._store.counters(session.tenant, session.id)
+            counters = await self._counters(session)
         # Last, and nothing is awaited between this and `work`: whoever leaves meanwhile lets the numbers be forgotten.
         await self._journal.open(session.tenant, session.id)
         with self._supervisor.work(session, counters):
             yield
+
+    async def _counters(self, session: Session) -> SessionCounters:
+        counters = await self._store.counters(session.tenant, session.id)
+        if session.budget is None:
+            return counters
+        spent = await self._store.spent(session.tenant, session.id, session.budget.currency)
+        return replace(counters, spent=spent)
 
     async def update(
         self, tenant: str, session_id: str, changes: Mapping[str, Any], *, close: bool = False
@@ -262,38 +270,54 @@ class Sessions:
             raise InvalidRequest(
                 f"there is no agent {session.agent!r}: GET /v1/agents lists those that exist", code="unknown_agent"
             )
-        model = session.model or definition.model
-        self._models.resolve(model)
-        surfaces = chosen(session.surfaces, definition.surfaces)
+        chosen_model = session.model or definition.model
         policy = HandoffPolicy().replaced(definition.policy).replaced(session.policy)
         parallel = [p for p in (session.parallel_tool_calls, definition.parallel_tool_calls) if p is not None]
+        own = None if given.budget is None else self._opening.reader.budget(given.budget, "budget")
+        schema = (
+            None if given.output_schema is None else self._opening.reader.schema(given.output_schema, "output_schema")
+        )
         request = RunRequest(
             session=session,
-            definition=definition if session.model is None else replace(definition, model=session.model),
+            definition=definition,
             task=given.input,
             policy=policy,
             max_steps=self.steps(given.max_steps) or definition.max_steps or self._defaults.parent_steps,
-            surfaces=surfaces,
+            surfaces=chosen(session.surfaces, definition.surfaces),
             memory_id=session.memory_id,
-            model=model,
+            model=chosen_model,
+            effort=definition.effort,
+            thinking=definition.thinking if session.thinking is None else session.thinking,
             parallel_tool_calls=all(parallel),
             deadline_ms=given.deadline_ms,
             timeout_ms=given.timeout_ms,
+            budgets=tuple(limits for limits in (definition.budget, policy.budget, own) if limits is not None),
+            output_schema=definition.output_schema if schema is None else schema,
         )
-        self._assemble(session, request)
+        if definition.runner is None:
+            self._models.resolve(chosen_model)
+        self.check_prices(session, request.budgets, [(definition, chosen_model)])
+        self._supervisor.equipment.check(request)
         return request
 
-    def _assemble(self, session: Session, request: RunRequest) -> None:
-        """Build the delegation tools once: duplicate or impossible tool names are an error of the session."""
-        surfaces = surfaces_of(request.definition, request.definition.tools, request.surfaces)
-        if all(surface.kind is SurfaceKind.DISPATCH for surface in surfaces):
+    def check_prices(
+        self,
+        session: Session,
+        budgets: Sequence[BudgetLimits],
+        agents: Sequence[tuple[AgentDefinition, str | None]],
+    ) -> None:
+        """Raises `InvalidRequest` when money is limited and an agent's model has no price (spec 4.8). Those whom the
+        session names are looked at as well; a model that only an agent of the catalog has is refused at its handoff."""
+        limits = [
+            limits for limits in (session.budget, *budgets) if limits is not None and limits.cost_micros is not None
+        ]
+        if not limits:
             return
-        by = Delegator(
-            session=session, run=None, policy=request.policy, surfaces=request.surfaces, model=None,
-            parallel_tool_calls=True,
-        )  # fmt: skip
-        agents = self._roster.delegable(session)
-        delegation_tools(by, self._supervisor.handoffs, surfaces, agents, request.definition.disallowed_tools)
+        named = [self._roster.find(session, name) for name in session.agents or ()]
+        for definition, model in (*agents, *((d, d.model) for d in named if d is not None and d.model is not None)):
+            if definition.runner is None:
+                resolved = self._models.resolve(model)
+                check_prices({limit.currency for limit in limits}, resolved.name, resolved.prices)
 
     def steps(self, wanted: int | None) -> int | None:
         """A caller's `max_steps`, checked. Raises `InvalidRequest`."""
@@ -331,8 +355,9 @@ class Sessions:
         return list(await self._store.runs(tenant, session_id))
 
     async def tree(self, tenant: str, session_id: str) -> dict[str, Any]:
-        """The whole tree with status and usage."""
-        return tree_view(session_id, await self.runs(tenant, session_id))
+        """The whole tree with status, usage and cost, and the handoffs that were denied as well."""
+        runs = await self.runs(tenant, session_id)
+        return tree_view(session_id, runs, await self._store.handoffs(tenant, session_id))
 
     async def cancel(self, tenant: str, run_id: str) -> dict[str, Any]:
         """Cancel a run and everything below it; cancelling a final one stops nothing and says so."""

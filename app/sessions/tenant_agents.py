@@ -127,7 +127,8 @@ class TenantAgents:
         # masked before it is in force, so that it is the same after a restart
         name = self._masker.text(name)
         given = self._masker.value({**data, "name": name})
-        definition = replace(self._reader.definition(given, ""), source=TENANT)
+        agent_tools = self._reader.tool_names([given], tenant)
+        definition = replace(self._reader.definition(given, "", agent_tools=agent_tools), source=TENANT)
         if definition.name != name:  # a blank at an end would make an agent that no request can name
             raise InvalidRequest(
                 f"the path names the agent {name!r}: without blanks at its ends it is {definition.name!r}, use that",
@@ -137,7 +138,7 @@ class TenantAgents:
             made = not self._own(tenant, name)
             await self._write(tenant, name, self._reader.mapping(definition), deleted=False)
             self._catalog.set_tenant(tenant, name, definition)
-        return self._view(definition, tenant), made
+        return self._view(definition, tenant, self._agent_tools(tenant)), made
 
     async def delete(self, tenant: str, name: str) -> None:
         """Take a tenant's own agent away; a file's agent of that name is in force again."""
@@ -175,14 +176,15 @@ class TenantAgents:
         definition = self._catalog.get(tenant, name)
         if definition is None:
             raise _unknown(name)
-        return self._view(definition, tenant)
+        return self._view(definition, tenant, self._agent_tools(tenant))
 
     def list(self, tenant: str) -> dict[str, Any]:
         """Valid agents with their effective tools, shadowed ones, broken files and remarks with file, line, reason."""
         report = self._catalog.report(tenant)
+        agent_tools = self._agent_tools(tenant)
         problems = [(problem.severity == "error", problem_view(problem)) for problem in report.problems]
         return {
-            "items": [self._view(definition, tenant) for definition in report.agents],
+            "items": [self._view(definition, tenant, agent_tools) for definition in report.agents],
             "next": None,  # all of them
             "shadowed": [
                 {
@@ -203,7 +205,12 @@ class TenantAgents:
             await asyncio.to_thread(self._catalog.reload)
         return self.list(tenant)
 
-    def _view(self, definition: AgentDefinition, tenant: str) -> dict[str, Any]:
+    def _agent_tools(self, tenant: str) -> dict[str, str]:
+        """Which agent a name means that an agent has as its tool."""
+        found = (self._catalog.get(tenant, name) for name in self._catalog.names(tenant))
+        return {agent.tool_name: agent.name for agent in found if agent is not None and agent.tool_name}
+
+    def _view(self, definition: AgentDefinition, tenant: str, agent_tools: Mapping[str, str]) -> dict[str, Any]:
         """The definition, and what its whitelist comes to here: `effective_tools` are those that a run without a
         parent is given, `delegation` the names that bring delegation tools, `missing_tools` those that do not exist."""
         wanted = definition.tools
@@ -211,7 +218,7 @@ class TenantAgents:
             wanted = default_tools(self._tools)
         gone = set(definition.disallowed_tools)
         named = [name for name in wanted if name not in gone]
-        delegation = [name for name in named if surfaces_of(definition, (name,), DEFAULT_SURFACES)]
+        delegation = [name for name in named if surfaces_of(definition, (name,), DEFAULT_SURFACES, agent_tools)]
         own = definition.source.kind == TENANT.kind
         return {
             **self._reader.mapping(definition),

@@ -85,10 +85,12 @@ def handoff_view(row: Row, run: Row | None) -> dict[str, Any]:
         "tool": row["tool"],
         "depth": row["depth"],
         "session_mode": row["session_mode"],
+        "session_scope": row["session_scope"],
         "status": row["status"],
         "attempts": row["attempts"],
         "output": row["output"],
         "error": row["error"],
+        "fallback": row["fallback"],
         "steps": run["steps"] if run else 0,
         "usage": run["usage"] if run else None,
         "usage_total": run["usage_total"] if run else None,
@@ -102,27 +104,44 @@ def handoff_view(row: Row, run: Row | None) -> dict[str, Any]:
     }
 
 
-def tree_view(session_id: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """All runs of a session as a forest; `usage_total` of an open run is the sum of what is known below it."""
-    nodes: dict[str, dict[str, Any]] = {}
-    roots: list[dict[str, Any]] = []
-    for row in rows:
-        node = {**run_view(row), "children": []}
-        nodes[row["id"]] = node
+def tree_view(session_id: str, runs: Sequence[Row], handoffs: Sequence[Row] = ()) -> dict[str, Any]:
+    """All runs of a session as a forest, by ordinal. `usage` and `usage_total` hold tokens and cost, a run's own and
+    with everything below it; those of an open run are what is known. `handoffs` stand with the run that made them, so
+    that denied ones are seen; direct delegations stand at the top."""
+    nodes = {row["id"]: {**run_view(row), "children": [], "handoffs": []} for row in runs}
+    top: dict[str, Any] = {"session_id": session_id, "runs": [], "handoffs": []}
+    attempts: dict[str, list[str]] = {}
+    for row in runs:
         parent = nodes.get(row["parent_id"] or "")
-        (parent["children"] if parent is not None else roots).append(node)
-    total = NO_USAGE
-    for root in roots:
-        total = total + _inclusive(root)
-    return {"session_id": session_id, "runs": roots, "usage_total": total.as_dict()}
+        (parent["children"] if parent is not None else top["runs"]).append(nodes[row["id"]])
+        if row["handoff_id"] is not None:
+            attempts.setdefault(row["handoff_id"], []).append(row["id"])
+    for row in handoffs:
+        node = nodes.get(row["run_id"] or "", top)
+        node["handoffs"].append(_tree_handoff(row, attempts.get(row["id"], [])))
+    return top | {"usage_total": _add_up(runs, nodes).as_dict()}
 
 
-def _inclusive(node: dict[str, Any]) -> Usage:
-    total = Usage.from_dict(node["usage"])
-    for child in node["children"]:
-        total = total + _inclusive(child)
-    node["usage_total"] = total.as_dict()
-    return total
+def _tree_handoff(row: Row, attempts: list[str]) -> dict[str, Any]:
+    """A handoff beside the runs that it led to; `attempts` are those that are known before it has ended."""
+    names = ("id", "tool", "agent", "name", "status", "attempts", "error", "fallback")
+    return {**{name: row[name] for name in names}, "run_ids": row["run_ids"] or attempts}
+
+
+def _add_up(runs: Sequence[Row], nodes: Mapping[str, dict[str, Any]]) -> Usage:
+    """Fill in what every run used with its subtree; returns the sum of all. A child's ordinal is above its parent's,
+    so that no depth is too deep."""
+    below: dict[str, Usage] = {}
+    everything = NO_USAGE
+    for row in reversed(runs):
+        node, own = nodes[row["id"]], Usage.from_dict(row["usage"])
+        total = own + below.get(row["id"], NO_USAGE)
+        node["usage"] = own.as_dict() if row["usage"] is not None else None
+        node["usage_total"] = total.as_dict()
+        parent = row["parent_id"] or ""
+        below[parent] = below.get(parent, NO_USAGE) + total
+        everything = everything + own
+    return everything
 
 
 def message_view(row: Row) -> dict[str, Any]:

@@ -124,10 +124,15 @@ def _session_idle(rows: Projection, event: Event, payload: Mapping[str, Any]) ->
 
 def _session_closed(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
     closed: Row = {"closed_at": event.ts, "closed_seq": event.seq, "updated_at": event.ts}
-    if payload["reason"] == "deleted":
+    if erases(event):
         closed |= {"erased_at": event.ts, "title": None, "user": None, "metadata": {}, "config": {}}
         rows.erased[(event.tenant, event.session_id)] = event.seq
     rows.change_session(event.tenant, event.session_id, closed)
+
+
+def erases(event: Event) -> bool:
+    """Whether everything of the event's session before it is removed."""
+    return event.type == "session.closed" and event.payload["reason"] == "deleted"
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -235,9 +240,10 @@ def _message(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None
     row["tokens"] = payload.get("tokens")
     row["metadata"] = _some(payload, "provider", "opaque", "partial")
     rows.messages.append(row)
-    # A reply with n calls reserves the n numbers after its own for their results.
+    # A reply with n calls reserves the n numbers after its own for their results. The turn again: the row that
+    # `run.queued` made may have gone with the session that it belonged to.
     after = payload["memory_seq"] + 1 + (len(calls) if calls else 0)
-    rows.touch_memory(event, payload["memory_id"], row["agent"], seq=after)
+    rows.touch_memory(event, payload["memory_id"], row["agent"], turn=payload["turn"] + 1, seq=after)
 
 
 _NEW_CALL: Row = {
@@ -286,7 +292,8 @@ def _tool_result(rows: Projection, event: Event, payload: Mapping[str, Any]) -> 
     message |= {"tool_call_id": payload["call_id"], "tool": payload["tool"][:MAX_NAME], "is_error": payload["is_error"]}
     message["metadata"] = _some(payload, "provider_call_id", "status", "length")
     rows.messages.append(message)
-    rows.touch_memory(event, payload["memory_id"], message["agent"], seq=payload["memory_seq"] + 1)
+    after = payload["memory_seq"] + 1
+    rows.touch_memory(event, payload["memory_id"], message["agent"], turn=payload["turn"] + 1, seq=after)
 
     # An unknown tool has a result and no `tool.call`, so a result must be able to make the row.
     key = (event.tenant, payload["call_id"])
@@ -301,18 +308,20 @@ def _tool_result(rows: Projection, event: Event, payload: Mapping[str, Any]) -> 
 
 
 def _handoff_start(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
-    row: Row = dict.fromkeys(("output", "error", "run_ids", "end_seq", "ended_at", "duration_ms"))
+    row: Row = dict.fromkeys(("output", "error", "fallback", "run_ids", "end_seq", "ended_at", "duration_ms"))
     row |= {"tenant_id": event.tenant, "id": payload["handoff_id"], "session_id": event.session_id}
     row |= {name: payload[name] for name in ("tool", "surface", "name", "depth", "session_mode", "background", "input")}
-    row |= {"agent": payload["subagent"], "call_id": payload.get("call_id"), "purpose": payload.get("purpose")}
+    row |= {name: payload.get(name) for name in ("call_id", "purpose", "session_scope")}
+    row["agent"] = payload["subagent"]
     row |= {"run_id": event.run.id if event.run is not None else None, "status": HandoffStatus.RUNNING.value}
     row |= {"attempts": 0, "start_seq": event.seq, "started_at": event.ts}
     rows.handoffs[(event.tenant, row["id"])] = row
 
 
 def _handoff_end(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
-    values: Row = {name: payload.get(name) for name in ("status", "attempts", "duration_ms", "output", "error")}
-    values |= {"run_ids": payload.get("run_ids"), "end_seq": event.seq, "ended_at": event.ts}
+    names = ("status", "attempts", "duration_ms", "output", "error", "fallback", "run_ids")
+    values: Row = {name: payload.get(name) for name in names}
+    values |= {"end_seq": event.seq, "ended_at": event.ts}
     key = (event.tenant, payload["handoff_id"])
     row = rows.handoffs.get(key)
     if row is None:

@@ -6,12 +6,13 @@ Rows are dictionaries by column name, JSON decoded, times in µs.
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Select, Table, bindparam, func, select
+from sqlalchemy import ColumnElement, Select, Table, bindparam, func, or_, select
 
+from app.agent.messages import NO_USAGE, Usage
 from app.agent.runs import SessionCounters
 from app.store.cursors import pack, unpack
 from app.store.reader import Reader, Record
-from app.store.tables import handoffs, messages, runs, sessions
+from app.store.tables import handoffs, messages, runs, sessions, tool_calls
 
 _SESSIONS_ORDER = "sessions"
 
@@ -33,6 +34,7 @@ _sessions_after = _sessions.where(sessions.c.id < bindparam("after"))
 _run = _of(runs, "id")
 _runs = _of(runs, "session_id").order_by(runs.c.ordinal)
 _handoff = _of(handoffs, "id")
+_handoffs = _of(handoffs, "session_id").order_by(handoffs.c.start_seq)
 _handoff_runs = _of(runs, "handoff_id").order_by(runs.c.ordinal)
 _open_runs = select(runs).where(runs.c.ended_at.is_(None))
 _open_handoffs = select(handoffs).where(handoffs.c.ended_at.is_(None))
@@ -53,6 +55,27 @@ _names = (
             handoffs.c.tenant_id == bindparam("tenant_id"), handoffs.c.session_id == bindparam("session_id")
         )
     )
+)
+
+
+def _of_session(table: Table) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return table.c.tenant_id == bindparam("tenant_id"), table.c.session_id == bindparam("session_id")
+
+
+_used = select(runs.c.usage, runs.c.parent_id, runs.c.duration_ms).where(*_of_session(runs))
+_delegating = select(handoffs.c.call_id).where(*_of_session(handoffs), handoffs.c.call_id.is_not(None))
+_calls_made = (
+    select(func.count())
+    .select_from(tool_calls)
+    .where(*_of_session(tool_calls), tool_calls.c.started_at.is_not(None), tool_calls.c.id.not_in(_delegating))
+)
+_delegations_made = (
+    select(func.count())
+    .select_from(handoffs)
+    .where(*_of_session(handoffs), or_(handoffs.c.attempts >= 1, handoffs.c.ended_at.is_(None)))
+)
+_made = select(
+    _calls_made.scalar_subquery().label("tool_calls"), _delegations_made.scalar_subquery().label("delegations")
 )
 
 
@@ -95,6 +118,26 @@ class SqlRunStore:
     async def runs(self, tenant: str, session_id: str) -> list[Record]:
         """All runs of a session, by ordinal."""
         return await self._reader.rows(_runs, {"tenant_id": tenant, "session_id": session_id})
+
+    async def spent(self, tenant: str, session_id: str, currency: str) -> dict[str, int]:
+        """What the runs of a session have used, in the units of `BudgetLimits`: `model_calls`, `tokens`, `cost_micros`
+        (of that currency), `tool_calls` and `delegations` that were started, and `wall_ms` of the runs that no other
+        run waits for. Open runs count their calls; the rest is known when they have ended."""
+        mine = {"tenant_id": tenant, "session_id": session_id}
+        rows = await self._reader.rows(_used, mine)
+        used = sum((Usage.from_dict(row["usage"]) for row in rows), NO_USAGE)
+        made = await self._reader.row(_made, mine) or {"tool_calls": 0, "delegations": 0}
+        return {
+            "model_calls": used.model_calls,
+            "tokens": used.input_tokens + used.output_tokens,
+            "cost_micros": used.cost.get(currency, 0),
+            "wall_ms": sum(row["duration_ms"] or 0 for row in rows if row["parent_id"] is None),
+            **made,
+        }
+
+    async def handoffs(self, tenant: str, session_id: str) -> list[Record]:
+        """All handoffs of a session, denied ones too, in the order in which they began."""
+        return await self._reader.rows(_handoffs, {"tenant_id": tenant, "session_id": session_id})
 
     async def handoff(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
         """One handoff row."""

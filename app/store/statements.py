@@ -16,6 +16,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    exists,
     func,
     insert,
     literal,
@@ -138,6 +139,24 @@ def _larger(old: ColumnElement[int], new: ColumnElement[int]) -> ColumnElement[i
     return case((new > old, new), else_=old)
 
 
+_left = (messages.c.tenant_id == memories.c.tenant_id, messages.c.memory_id == memories.c.id)
+
+
+def _oldest_left(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Of the first message that a memory still holds; one probe of its index."""
+    found = select(column).where(*_left).order_by(messages.c.memory_seq).limit(1)
+    return found.correlate(memories).scalar_subquery()
+
+
+# Once the messages are gone: a memory that others have messages in goes on as theirs, so that its numbers go on too.
+_hand_over = (
+    update(memories)
+    .where(memories.c.tenant_id == bindparam("tenant"), memories.c.session_id == bindparam("session"))
+    .where(exists().where(*_left).correlate(memories))
+    .values({name: _oldest_left(messages.c[name]) for name in ("session_id", "name")})
+)
+
+
 def _erase(connection: Connection, tenant: str, session_id: str, upto: int) -> None:
     """Remove what a deleted session said and did before event `upto`; the digests of its events stay."""
     before = and_(events.c.tenant_id == tenant, events.c.session_id == session_id, events.c.seq < upto)
@@ -145,6 +164,7 @@ def _erase(connection: Connection, tenant: str, session_id: str, upto: int) -> N
     for table, seq in _ERASED:
         mine = and_(table.c.tenant_id == tenant, table.c.session_id == session_id, table.c[seq] < upto)
         connection.execute(delete(table).where(mine))
+    connection.execute(_hand_over, {"tenant": tenant, "session": session_id})
     for table in _ERASED_WHOLE:
         connection.execute(delete(table).where(table.c.tenant_id == tenant, table.c.session_id == session_id))
 

@@ -132,6 +132,7 @@ handoffs = Table(
     text("name"),
     number("depth"),
     text("session_mode"),
+    text("session_scope", null=True),  # null: a fresh memory, that nobody shares
     flag("background"),
     text("input"),
     text("purpose", null=True),
@@ -139,6 +140,7 @@ handoffs = Table(
     number("attempts"),
     text("output", null=True),
     json("error"),
+    json("fallback"),
     json("run_ids"),
     big("start_seq"),
     big("end_seq", null=True),

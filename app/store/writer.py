@@ -3,7 +3,7 @@
 Runs in the journal's writer thread on its own synchronous connection. Knows neither the queue nor the bus.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from app.agent.events import Event, Write
 from app.sessions.ports import Rejected, Replace, TransientStoreError
 from app.store.chain import START, Head, Heads, digest, link, seal
 from app.store.failures import is_transient, reason, transient
-from app.store.projection import Key, Projection, Row, blank_session
+from app.store.projection import Key, Projection, Row, blank_session, erases
 from app.store.statements import has_write, is_stored, load_head, store_rows, store_write
 
 T = TypeVar("T")
@@ -95,6 +95,10 @@ class SqlWriter:
             self._store_lone(connection, write)
 
     def _store_events(self, connection: Connection, batch: Sequence[Event]) -> None:
+        for part in _parts(batch):
+            self._store_part(connection, part)
+
+    def _store_part(self, connection: Connection, batch: Sequence[Event]) -> None:
         rows = Projection()
         event_rows: list[Row] = []
         heads: dict[Key, Head] = {}
@@ -176,6 +180,18 @@ class SqlWriter:
                 raise
             return problem
         return None
+
+
+def _parts(batch: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """The batch, cut behind each event that erases a session: whether others use its memories is looked up in the
+    tables, where nothing may stand that comes later."""
+    begin = 0
+    for end, event in enumerate(batch, 1):
+        if erases(event):
+            yield batch[begin:end]
+            begin = end
+    if begin < len(batch):
+        yield batch[begin:]
 
 
 def _event_row(event: Event, data_digest: bytes, event_hash: bytes) -> Row:

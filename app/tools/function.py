@@ -11,7 +11,6 @@
 Knows nothing of where tools are configured, except how an import path or an entry point is read.
 """
 
-import asyncio
 import contextvars
 import importlib
 import inspect
@@ -29,7 +28,7 @@ from app.agent.tools import DEFAULT_TIMEOUT_MS, Tool, ToolContext, ToolResult, T
 from app.tools.docstrings import documentation_of
 from app.tools.results import as_text, safe_str
 from app.tools.signature import Signature, annotated_part, name_of, signature_of
-from app.tools.threads import DaemonThreads
+from app.tools.threads import DaemonThreads, in_thread
 
 ENTRY_POINT_GROUP = "subagentd.tools"
 _NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_TOOL_NAME}}}")
@@ -67,9 +66,9 @@ class FunctionTool:
         """Describe a function as a tool.
 
         `name` None: the function's; `description` None: its docstring up to the first section; `concurrency_safe`
-        None: as `read_only`. A sync function runs in one of `threads` (a cancelled call is left there to end), an
-        async one on the event loop. A parameter annotated `ToolContext` receives the context of the call. Raises
-        ValueError that names the function and what must change.
+        None: as `read_only`. A sync function runs in one of `threads` (a cancelled call is left there to end, but
+        loses the processes that it started), an async one on the event loop. A parameter annotated `ToolContext`
+        receives the context of the call. Raises ValueError that names the function and what must change.
         """
         called = _usable_name(name or name_of(function))
         text = _usable_description(called, function, description)
@@ -101,7 +100,7 @@ class FunctionTool:
             result = await self._awaited(self.function(**values))
         else:
             run = partial(contextvars.copy_context().run, self._called, values)
-            result = await asyncio.wrap_future(self._threads.submit(run))
+            result = await in_thread(self._threads, run)
             if inspect.isawaitable(result):  # a sync wrapper around an async function
                 result = await self._awaited(result)
         return result if isinstance(result, ToolResult) else ToolResult(content=as_text(result))
@@ -169,20 +168,29 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return partial(FunctionTool.from_function, **options)
 
 
-def load_tool(path: str) -> tuple[Tool, ...]:
-    """The tools at an import path `package.module:attribute`: a function, a tool, or a list of these.
-
-    Raises ValueError that says what is wrong with the path or with what it names.
-    """
+def load_object(path: str) -> Any:
+    """What stands at an import path `package.module:attribute`. Raises ValueError that says what is wrong with it."""
     module_name, colon, attribute = path.strip().partition(":")
     if not colon or not module_name or not attribute:
-        raise ValueError(f"tool {path!r}: not an import path; write 'package.module:attribute'")
+        raise ValueError(f"{path!r}: not an import path; write 'package.module:attribute'")
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
     except Exception as error:  # border: importing runs an operator's code
-        raise ValueError(f"tool {path!r}: cannot be imported: {type(error).__name__}: {safe_str(error)}") from error
+        raise ValueError(f"{path!r}: cannot be imported: {type(error).__name__}: {safe_str(error)}") from error
+    return found
+
+
+def load_tool(path: str) -> tuple[Tool, ...]:
+    """The tools at an import path `package.module:attribute`: a function, a tool, or a list of these.
+
+    Raises ValueError that says what is wrong with the path or with what it names.
+    """
+    try:
+        found = load_object(path)
+    except ValueError as error:
+        raise ValueError(f"tool {error}") from error
     return _tools_of(found, f"tool {path!r}")
 
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.agent.calls import OutputLimit
 from app.agent.errors import ToolError
-from app.agent.tools import ToolContext
+from app.agent.tools import OutputLimit, ToolContext
 from app.tools.function import tool
 from tests.agent.probes import PATH, Probe, Stage, echo, raising
 from tests.plan import call, raw_call, task

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.agent.agent_tool import resolved_input
 from app.agent.definition import AgentDefinition
-from app.agent.delegation import canonical, matching, resolved_input
 from app.agent.errors import InvalidArguments
+from app.agent.orders import canonical, composed
+from app.agent.surfaces import matching
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
@@ -43,21 +45,28 @@ def test_an_object_gives_its_task_else_its_input_with_the_context_below(fields: 
             resolved_input(raw)
         return
     context = fields.get("context")
-    below = "" if context in (None, "") else f"\n\nContext:\n{as_text(context)}"
-    assert resolved_input(raw) == as_text(said[0]) + below
+    assert resolved_input(raw) == (as_text(said[0]), "" if context is None else as_text(context))
+
+
+@given(st.text(min_size=1), st.text())
+@pytest.mark.spec("3.1")
+@pytest.mark.seed("000", 28)
+def test_a_context_stands_under_the_task_behind_a_blank_line(task: str, context: str) -> None:
+    below = f"\n\nContext:\n{context}" if context else ""
+    assert composed(*resolved_input(json.dumps({"context": context, "task": task})), None) == task + below
 
 
 @given(st.text(max_size=60).filter(lambda text: text.strip() and not is_json(text)))
 @pytest.mark.spec("3.1")
 def test_arguments_that_are_no_json_are_the_input_as_they_are(text: str) -> None:
-    assert resolved_input(text) == text
+    assert resolved_input(text) == (text, "")
 
 
 @pytest.mark.spec("3.1")
 @pytest.mark.case("B041")
 @pytest.mark.parametrize("raw", ["", " ", "\n\t"])
 def test_empty_arguments_are_an_empty_input(raw: str) -> None:
-    assert resolved_input(raw) == ""
+    assert resolved_input(raw) == ("", "")
 
 
 @pytest.mark.spec("3.1")
@@ -74,7 +83,7 @@ def test_json_without_a_task_is_refused_by_naming_it(raw: str) -> None:
 @pytest.mark.case("B038", "B039")
 @pytest.mark.parametrize("raw", ['{"task": "cut', "{'task': 'x'}", '{"task": "x",}', "[" * 100_000, "1" * 5000 + "x"])
 def test_broken_json_is_the_input_as_it_is(raw: str) -> None:
-    assert resolved_input(raw) == raw
+    assert resolved_input(raw) == (raw, "")
 
 
 def agents(*names: str) -> dict[str, AgentDefinition]:

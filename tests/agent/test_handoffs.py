@@ -1,14 +1,19 @@
 """Governed delegation: who may, how deep, what a denied or failed one does to its parent; its two events always."""
 
+import asyncio
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.tools.function import FunctionTool
 from tests.agent.handoff_events import child_call, kinds, told
 from tests.agent.probes import Stage
 from tests.plan import ask, call, task
+from tests.processes import alive, linux, numbers_in, until
+from tests.stubs.openai_stub import Answer, OpenAIStub, Request, calls, chunk, sse, text
 from tests.world import agent, world
 
 FAILING = task({"error": {"code": "quota", "message": "no quota left"}})
@@ -237,3 +242,91 @@ async def test_the_events_of_a_handoff_say_everything_that_is_known(tmp_path: Pa
             **shared, "status": "completed", "attempts": 1, "output": "out", "run_ids": [child["id"]],
         }  # fmt: skip
         assert "for people" not in json.dumps([m.content for m in w.requests[1].messages])
+
+
+# ── an attempt over its time ────────────────────────────────────────────────────────────────────────────────────
+
+
+def sleepers(folder: Path) -> tuple[list[list[int]], tuple[FunctionTool, ...]]:
+    """Own tools that start a process and wait for it; in the list, which of the processes of earlier attempts lived
+    when a further one began."""
+    found: list[list[int]] = []
+    pids = folder / "pids"
+
+    def in_a_thread() -> str:
+        """Sleep in a process of a thread."""
+        found.append([number for number in numbers_in(pids) if alive(number)])
+        command = "echo $$ >> pids; sleep 1000 & echo $! >> pids; sleep 1000 & echo $! >> pids; wait"
+        subprocess.run(command, shell=True, cwd=folder, check=False)
+        return "never"
+
+    async def on_the_loop() -> str:
+        """Sleep in a process of the event loop."""
+        found.append([number for number in numbers_in(pids) if alive(number)])
+        process = await asyncio.create_subprocess_shell("echo $$ >> pids; exec sleep 1000", cwd=folder)
+        try:
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return "never"
+
+    return found, tuple(FunctionTool.from_function(function) for function in (in_a_thread, on_the_loop))
+
+
+@linux
+@pytest.mark.spec("4.4", "4.7", "5.7", "7.4")
+@pytest.mark.seed("000", 40)
+@pytest.mark.case("B062", "B066", "B069")
+@pytest.mark.parametrize(("way", "processes"), [("in_a_thread", 6), ("on_the_loop", 2), ("stream", 0)])
+async def test_when_a_handoff_has_ended_by_its_timeout_no_process_and_no_connection_of_any_attempt_is_left(
+    tmp_path: Path, way: str, processes: int
+) -> None:
+    found, tools = sleepers(tmp_path)
+    never = asyncio.Event()
+
+    def decide(request: Request) -> Answer:
+        if request.messages[1]["content"] == "go":
+            order = '{"agent_type": "node", "task": "work"}'
+            return text("end") if request.messages[-1]["role"] == "tool" else calls(("dispatch_subagent", order))
+        if way == "stream":
+            return Answer(writes=(*sse(chunk({"content": "…"}), done=False), never))
+        return calls((way, "{}"))
+
+    async with OpenAIStub() as stub, world(tmp_path, tools=tools, base_url=stub.base_url) as w:
+        stub.decide(decide)
+        run = await w.run("go", policy={"timeout_ms": 700, "max_retries": 1})
+        end = (await w.until(run.session_id, "handoff.end"))["data"]
+        left = [number for number in numbers_in(tmp_path / "pids") if alive(number)]
+        assert (left, len(numbers_in(tmp_path / "pids"))) == ([], processes)
+        await stub.client_left(2 if way == "stream" else 0)
+        assert (end["status"], end["attempts"]) == ("timed_out", 2)
+        assert found == ([] if way == "stream" else [[], []]), "the next attempt begins when nothing is left"
+        assert (await w.finished(run))["output"] == "end"
+        order = [(e["type"], e["run_id"]) for e in await w.events(run.session_id, "run.queued", "run.timed_out")]
+        first, second = end["run_ids"]
+        assert order[1:] == [
+            ("run.queued", first), ("run.timed_out", first), ("run.queued", second), ("run.timed_out", second),
+        ]  # fmt: skip
+        assert len(stub.requests) == 4
+        assert [row["status"] for row in await w.rows("tool_calls", tool=way)] == ["cancelled"] * len(found)
+
+
+@linux
+@pytest.mark.spec("5.7", "7.4")
+@pytest.mark.case("B069")
+@pytest.mark.parametrize("way", ["in_a_thread", "on_the_loop"])
+async def test_when_a_run_is_cancelled_the_processes_of_its_tools_end_and_no_later_call_is_made(
+    tmp_path: Path, way: str
+) -> None:
+    _, tools = sleepers(tmp_path)
+    async with world(tmp_path, tools=tools) as w:
+        run = await w.run(task({"calls": [ask(task({"calls": [call(way), call(way)]}, "never"))]}, "never"))
+        await until(lambda: len(numbers_in(tmp_path / "pids")) == (3 if way == "in_a_thread" else 1))
+        await w.sessions.cancel(w.tenant, run.id)
+        assert [number for number in numbers_in(tmp_path / "pids") if alive(number)] == []
+        assert (await w.finished(run))["status"] == "cancelled"
+        assert [row["status"] for row in await w.rows("tool_calls", tool=way)] == ["cancelled", "cancelled"]
+        assert len(await w.events(run.session_id, "tool.start")) == 2, "the delegation and the first of its calls"
+        assert len(w.requests) == 2

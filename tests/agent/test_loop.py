@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.agent.loop import CUT_TEXT, FORCED_TEXT, MALFORMED_TEXT
+from app.agent.texts import DEFAULT
 from app.agent.tools import ToolContext
 from app.agent.transcript import CUT_MARK, EMPTY_TASK
 from tests.agent.probes import Probe, Stage, echo
@@ -63,9 +63,9 @@ async def test_at_the_last_step_one_more_call_without_tools_gives_the_answer(tmp
         assert (row["forced"], row["partial"], row["steps"]) == (True, True, 3)
         assert [len(r.tools) > 0 for r in w.requests] == [True, True, False]
         assert w.requests[-1].temperature == 0.2
-        assert w.requests[-1].messages[-1].content == FORCED_TEXT
+        assert w.requests[-1].messages[-1].content == DEFAULT.forced_answer
         kept = await memory(w, row["memory_id"])
-        assert kept[-2:] == [(0, 2, 2, "user", FORCED_TEXT), (0, 3, 0, "assistant", "Here is what I have.")]
+        assert kept[-2:] == [(0, 2, 2, "user", DEFAULT.forced_answer), (0, 3, 0, "assistant", "Here is what I have.")]
         forced = await w.events(row["session_id"], "answer.forced")
         assert [(e["step"], e["data"]["reason"]) for e in forced] == [(3, "max_steps")]
 
@@ -125,7 +125,7 @@ async def test_a_deadline_within_a_streamed_reply_keeps_what_was_said(tmp_path: 
         row = await w.finished(await w.run("go", limits={"deadline_ms": 500}))
         assert (row["status"], row["output"]) == ("completed", "The answer.")
         said = [(m["role"], m["content"]) for m in stub.requests[-1].messages]
-        assert said[2:] == [("assistant", "half a th" + CUT_MARK), ("user", FORCED_TEXT)]
+        assert said[2:] == [("assistant", "half a th" + CUT_MARK), ("user", DEFAULT.forced_answer)]
         assert [m[:3] for m in await memory(w, row["memory_id"])] == [
             (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 2, 0),
         ]  # fmt: skip
@@ -225,8 +225,8 @@ async def test_a_reply_cut_by_length_runs_nothing_and_is_asked_again(tmp_path: P
         row = await w.finished(await w.run(task(cut, "whole")))
         assert row["status"] == "completed"
         assert probe.arguments == []
-        assert w.requests[1].messages[-1].content == CUT_TEXT
-        assert row["output"] == f"echo: {CUT_TEXT}"
+        assert w.requests[1].messages[-1].content == DEFAULT.reply_cut
+        assert row["output"] == f"echo: {DEFAULT.reply_cut}"
 
 
 @pytest.mark.case("B013")
@@ -236,7 +236,7 @@ async def test_a_call_that_was_written_as_text_is_not_run_and_the_model_is_told_
         stub.script(text(written), text(written))
         row = await w.finished(await w.run("go"))
         assert row["status"] == "completed"
-        assert [m["content"] for m in stub.requests[1].messages][-1] == MALFORMED_TEXT
+        assert [m["content"] for m in stub.requests[1].messages][-1] == DEFAULT.malformed_call
         assert len(stub.requests) == 2
         assert await w.events(row["session_id"], "tool.call", "tool.result") == []
 
@@ -263,6 +263,7 @@ async def test_a_model_that_sends_no_usage_is_still_counted(tmp_path: Path) -> N
         row = await w.finished(await w.run(task({**LOOK, "usage": None}, {"text": "x", "usage": {"input_tokens": 7}})))
         assert row["usage"] == {
             "input_tokens": 7, "output_tokens": 0, "cached_tokens": 0, "reasoning_tokens": 0, "model_calls": 2,
+            "unpriced_calls": 2, "cost": {},
         }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ agents:
   - turns: [{text: "Answer to {{ task }}.", repeat: true}]
 """
 AGENTS = [
-    agent("boss", mode="primary", tools=["Agent"]),
+    agent("boss", mode="primary", tools=["dispatch_subagent"]),
     agent("quick", mode="all", tools=[]),
     agent("looker", tools=["glob"]),
     agent("slow", mode="all", tools=[]),

@@ -100,10 +100,10 @@ async def test_broken_files_are_listed_with_file_line_and_reason_and_reload_read
         ({"tools": ["read_file", "teleport"]}, "tools", "invalid_request"),
         ({"tools": ["read_file", "run_command"]}, "tools", "unsupported"),
         ({"max_steps": 0}, "max_steps", "invalid_request"),
-        ({"runner": "os:system"}, "runner", "unsupported"),
+        ({"runner": "os:system"}, "runner", "invalid_request"),
         ({"hooks": {"PreToolUse": []}}, "hooks", "unsupported"),
         ({"mcpServers": {"x": {"command": "sh"}}}, "mcpServers", "unsupported"),
-        ({"handoff": {"max_retries": 3}}, "handoff.max_retries", "unsupported"),
+        ({"handoff": {"max_retries": -3}}, "handoff.max_retries", "invalid_request"),
         ({"markdown": "---\nname: x\n---\n"}, "markdown", "unsupported"),
     ],
 )

@@ -75,20 +75,27 @@ async def test_a_wrong_request_gets_a_problem_with_its_code(
 @pytest.mark.parametrize(
     ("fields", "at", "code"),
     [
-        ({"thinking": {"type": "enabled"}}, "thinking", "unsupported"),
-        ({"budget": {"tokens": 1}}, "budget", "unsupported"),
+        ({"thinking": {"type": "enabled"}}, "thinking", "invalid_request"),
+        ({"budget": {"tokens": 0}}, "budget.tokens", "invalid_request"),
+        ({"budget": {"stars": 5}}, "budget.stars", "invalid_request"),
         ({"permissions": {}}, "permissions", "unsupported"),
-        ({"texts": {}}, "texts", "unsupported"),
-        ({"output_schema": {}}, "output_schema", "unsupported"),
+        ({"texts": {"greeting": "Hello"}}, "texts.greeting", "invalid_request"),
+        ({"texts": "fr"}, "texts", "invalid_request"),
+        ({"output_schema": {"type": 5}}, "output_schema", "invalid_request"),
+        ({"default_subagent": "nobody"}, "default_subagent", "unknown_agent"),
         ({"webhook": "https://example.org"}, "webhook", "unsupported"),
         ({"on_busy": "enqueue"}, "on_busy", "unsupported"),
         ({"on_busy": "interrupt"}, "on_busy", "unsupported"),
         ({"on_busy": "wait"}, "on_busy", "invalid_request"),
-        ({"surfaces": ["task"]}, "surfaces[0]", "unsupported"),
-        ({"surfaces": [{"kind": "dispatch", "templates": {}}]}, "surfaces[0].templates", "unsupported"),
+        (
+            {"surfaces": [{"kind": "dispatch", "templates": {"heading": "x"}}]},
+            "surfaces[0].templates.heading",
+            "invalid_request",
+        ),
         ({"surfaces": ["telepathy"]}, "surfaces[0]", "invalid_request"),
-        ({"policy": {"max_retries": 2}}, "policy.max_retries", "unsupported"),
-        ({"policy": {"on_error": "fallback_to_primary"}}, "policy.on_error", "unsupported"),
+        ({"policy": {"max_retries": -1}}, "policy.max_retries", "invalid_request"),
+        ({"policy": {"on_error": "fall_back"}}, "policy.on_error", "invalid_request"),
+        ({"policy": {"input_filter": "os:system"}}, "policy.input_filter", "invalid_request"),
         ({"policy": {"max_deepth": 2}}, "policy.max_deepth", "invalid_request"),
         ({"inptu": "x"}, "inptu", "invalid_request"),
         ({"input": 5}, "input", "invalid_request"),
@@ -99,9 +106,9 @@ async def test_a_wrong_request_gets_a_problem_with_its_code(
         ({"agents": [7]}, "agents[0]", "invalid_request"),
         ({"agents": [{"name": "x"}]}, "agents[0].description", "invalid_request"),
         (
-            {"agents": [{"name": "x", "description": "d", "output_schema": {"type": "object"}}]},
-            "agents[0].output_schema",
-            "unsupported",
+            {"agents": [{"name": "x", "description": "d", "runner": "os:system"}]},
+            "agents[0].runner",
+            "invalid_request",
         ),
     ],
 )
@@ -122,7 +129,7 @@ async def test_a_body_with_any_number_of_faults_gets_a_short_answer(http: httpx.
 
 
 @pytest.mark.spec("14.9")
-@pytest.mark.parametrize("field", ["background", "resume", "output_schema"])
+@pytest.mark.parametrize("field", ["background", "resume"])
 async def test_a_later_field_of_a_delegation_is_named(http: httpx.AsyncClient, field: str) -> None:
     answer = await http.post("/v1/delegations", json={"agent": "scout", "task": "x", field: True})
     assert checked(answer, 422, "unsupported")["errors"][0]["at"] == field

@@ -32,7 +32,8 @@ agents:
     turns: [{error: {code: nope, message: "no such luck"}}]
 """
 AGENTS = {
-    "head": "---\nname: head\ndescription: Leads.\nmode: primary\ntools: Agent(reader)\n---\nYou lead.\n",
+    "head": "---\nname: head\ndescription: Leads.\nmode: primary\n"
+    "surfaces: dispatch\ntools: Agent(reader)\n---\nYou lead.\n",
     "reader": "---\nname: reader\ndescription: Reads.\ntools: Read\n---\nYou read.\n",
     "broken": "---\nname: broken\ndescription: Breaks.\nmode: all\ntools: []\n---\nYou break.\n",
 }

@@ -179,7 +179,7 @@ def _description(rng: random.Random, oddities: Iterable[str]) -> tuple[str, str]
 def _tools(rng: random.Random, oddities: Iterable[str]) -> str | None:
     names = rng.sample(_TOOLS, rng.randrange(1, 5))
     if "tools: nothing known" in oddities:
-        return " edit/editFiles, runCommands, usages"
+        return " edit/editFiles, runCommands, search/usages"
     if "tools: mcp" in oddities:
         names.append(f"mcp__{rng.choice(_NOUNS)}__{rng.choice(_VERBS)}")
     if "tools: comma string" in oddities:

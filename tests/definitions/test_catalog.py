@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -225,16 +226,31 @@ def test_more_files_than_the_limit_are_reported(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.spec("7.2")
-def test_an_agent_may_list_the_tool_that_another_one_is(tmp_path: Path) -> None:
-    write(tmp_path / "clerk.md", "clerk", more="tool_name: ask_clerk\n")
-    write(tmp_path / "lead.md", "lead", more="tools: Read, ask_clerk, ask_nobody\n")
-    catalog = read(tmp_path)
+def test_an_agent_may_list_the_tool_that_another_one_is_in_whatever_directory(tmp_path: Path) -> None:
+    write(tmp_path / "one" / "lead.md", "lead", more="tools: Read, ask_clerk, ask_porter, ask_nobody\n")
+    write(tmp_path / "one" / "porter.md", "porter", more="tool_name: ask_porter\n")
+    write(tmp_path / "two" / "clerk.md", "clerk", more="tool_name: ask_clerk\n")
+    catalog = read(tmp_path / "one", tmp_path / "two")
     lead = catalog.get("t", "lead")
     assert lead is not None
-    assert lead.tools == ("read_file", "ask_clerk")
+    assert lead.tools == ("read_file", "ask_clerk", "ask_porter", "ask_nobody")
     assert [problem.message for problem in catalog.report("t").problems] == [
-        "unknown tools: ask_nobody; they are left out"
+        "there is no tool of the name ask_nobody; it is granted if an agent has it as its tool_name"
     ]
+
+
+@pytest.mark.spec("7.2", "17.1")
+def test_the_tools_that_agents_are_belong_to_those_in_force_for_a_tenant(tmp_path: Path) -> None:
+    write(tmp_path / "clerk.md", "clerk", more="tool_name: ask_clerk\n")
+    write(tmp_path / "porter.md", "porter")
+    catalog = read(tmp_path)
+    catalog.set_tenant("t", "own", replace(own("own"), tool_name="ask_own"))
+    catalog.set_tenant("u", "clerk", own("clerk"))
+    assert catalog.tool_names("t") == {"ask_clerk", "ask_own"}
+    assert catalog.tool_names("u") == frozenset()
+    assert catalog.tool_names("other") == {"ask_clerk"}
+    catalog.drop_tenant("t", "own")
+    assert catalog.tool_names("t") == {"ask_clerk"}
 
 
 def test_tools_of_the_service_are_known_to_its_files(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from app.agent.definition import Inherit, InheritKind, SessionMode, SessionScope
 from app.definitions import Severity
 from tests.definitions.world import NAMED, loaded, read, said
 
@@ -62,6 +63,15 @@ def test_the_step_limit_is_read_under_each_service_s_name(key: str) -> None:
         ("parallel_tool_calls: perhaps", "parallel_tool_calls"),
         ("tool_choice: Agent", "tool_choice"),
         ("effort: [high]", "effort"),
+        ("thinking: deeply", "thinking"),
+        ("thinking: {type: enabled}", "thinking"),
+        ("session_mode: keep", "session_mode"),
+        ("session_mode: {mode: keep}", "session_mode.mode"),
+        ("session_mode: {scope: world}", "session_mode.scope"),
+        ("session_scope: world", "session_scope"),
+        ("inherit_context: everything", "inherit_context"),
+        ("inherit_context: last:0", "inherit_context"),
+        ("inherit_context: last:201", "inherit_context"),
     ],
 )
 def test_an_unusable_value_is_left_out_with_a_warning(head: str, key: str) -> None:
@@ -132,11 +142,7 @@ def test_any_other_key_is_metadata_without_a_word() -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        "session_mode: reuse_session",
         "background: true",
-        "inherit_context: last:3",
-        "output_schema: {type: object}",
-        "runner: shop.agents:run",
         "hooks: {Stop: []}",
         "mcpServers: [time]",
         "skills: [pdf]",
@@ -145,7 +151,6 @@ def test_any_other_key_is_metadata_without_a_word() -> None:
         "isolation: worktree",
         "memory: project",
         "top_p: 0.9",
-        "max_budget_per_run: 1.5",
     ],
 )
 def test_a_key_of_a_later_version_is_named_and_kept(head: str) -> None:
@@ -162,3 +167,100 @@ def test_a_key_of_a_later_version_is_named_and_kept(head: str) -> None:
 )
 def test_a_key_of_a_later_version_that_asks_for_nothing_needs_no_word(head: str) -> None:
     assert read(NAMED + head).problems == ()
+
+
+# ── thinking, schemas of answers, memory, own code ──────────────────────────────────────────────────────────────
+
+
+@pytest.mark.spec("5.9")
+@pytest.mark.parametrize(
+    ("text", "value"), [("on", True), ("true", True), ("off", False), ("False", False), ("", None), ("null", None)]
+)
+def test_thinking_is_on_or_off(text: str, value: bool | None) -> None:
+    parsed = read(f"{NAMED}thinking: {text}")
+    assert parsed.definition is not None
+    assert parsed.definition.thinking is value
+    assert parsed.problems == ()
+
+
+@pytest.mark.spec("5.6")
+@pytest.mark.parametrize(
+    ("text", "schema"),
+    [
+        (
+            "{type: array, items: {type: integer}, minItems: 1}",
+            {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+        ),
+        ('\'{"enum": ["yes", "no"]}\'', {"enum": ["yes", "no"]}),
+        ("{}", {}),
+    ],
+)
+def test_the_schema_of_an_answer_is_any_json_schema(text: str, schema: dict[str, object]) -> None:
+    assert loaded(f"{NAMED}output_schema: {text}").output_schema == schema
+
+
+@pytest.mark.spec("5.6")
+@pytest.mark.parametrize("text", ["text", "[1]", "{type: text}", "{$ref: 'https://example.org/schema'}"])
+def test_a_schema_of_an_answer_that_cannot_be_used_keeps_the_agent_out(text: str) -> None:
+    parsed = read(f"{NAMED}output_schema: {text}")
+    assert parsed.definition is None
+    assert parsed.problems[-1].key == "output_schema"
+
+
+@pytest.mark.spec("4.9")
+@pytest.mark.parametrize(
+    ("lines", "mode", "scope"),
+    [
+        ("color: red", SessionMode.NEW, SessionScope.SESSION),
+        ("session_mode: reuse_session", SessionMode.REUSE, SessionScope.SESSION),
+        ("sessionMode: Reuse-Session\nsession_scope: user", SessionMode.REUSE, SessionScope.USER),
+        ("session_mode: {mode: reuse_session, scope: tenant}", SessionMode.REUSE, SessionScope.TENANT),
+        ("session_mode: {mode: reuse_session, scope: key}\nsession_scope: key", SessionMode.REUSE, SessionScope.KEY),
+        ("session_mode: {mode: reuse_session, scope: }", SessionMode.REUSE, SessionScope.SESSION),
+    ],
+)
+def test_a_file_says_what_an_agent_remembers_and_who_shares_it(
+    lines: str, mode: SessionMode, scope: SessionScope
+) -> None:
+    definition = loaded(NAMED + lines)
+    assert (definition.session_mode, definition.session_scope) == (mode, scope)
+
+
+@pytest.mark.spec("4.9")
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "session_mode: {mode: reuse_session, scope: user}\nsession_scope: tenant",
+        "session_mode: {mode: reuse_session, shared: user}",
+        "session_mode: reuse_session\nsessionMode: new_session",
+    ],
+)
+def test_two_answers_to_who_shares_a_memory_keep_the_agent_out(lines: str) -> None:
+    assert read(NAMED + lines).definition is None
+
+
+@pytest.mark.spec("2.5")
+@pytest.mark.parametrize(
+    ("text", "inherit"),
+    [
+        ("none", Inherit()),
+        ("last:3", Inherit(kind=InheritKind.LAST, count=3)),
+        ("'last: 12'", Inherit(kind=InheritKind.LAST, count=12)),
+        ("Summary", Inherit(kind=InheritKind.SUMMARY)),
+    ],
+)
+def test_a_file_says_what_an_agent_is_told_of_its_caller(text: str, inherit: Inherit) -> None:
+    assert loaded(f"{NAMED}inherit_context: {text}").inherit_context == inherit
+
+
+@pytest.mark.spec("10.5")
+def test_a_file_may_name_a_function_that_stands_in_for_the_loop() -> None:
+    assert loaded(f"{NAMED}runner: shop.agents:Clerk.run").runner == "shop.agents:Clerk.run"
+
+
+@pytest.mark.spec("10.5")
+@pytest.mark.parametrize("text", ["shop.agents", "shop agents:run", ":run", "shop:", "shop:1run", "[a]", "'rm -rf:x'"])
+def test_a_runner_that_is_no_import_path_keeps_the_agent_out(text: str) -> None:
+    parsed = read(f"{NAMED}runner: {text}")
+    assert parsed.definition is None
+    assert "package.module:function" in said(parsed)[-1]

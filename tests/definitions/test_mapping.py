@@ -9,18 +9,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.agent.definition import (
-    NO_POLICY,
     AgentDefinition,
     AgentMode,
-    OnProblem,
-    PolicyFields,
+    Inherit,
+    InheritKind,
+    SessionMode,
+    SessionScope,
     Source,
     Surface,
     SurfaceKind,
 )
 from app.agent.errors import InvalidRequest, Unsupported
-from app.definitions import from_mapping, to_mapping
+from app.agent.policy import (
+    FAIL,
+    NO_POLICY,
+    REPORT,
+    TO_PRIMARY,
+    BudgetLimits,
+    FilterRef,
+    OnProblem,
+    PolicyFields,
+    Reaction,
+)
+from app.definitions import Severity, from_mapping, parse, to_mapping
+from app.definitions.surfaces import TEMPLATES
 from app.definitions.toolnames import BUILT_IN
+from tests.definitions.world import NAMED as HEAD
+from tests.definitions.world import loaded
 
 INLINE = Source(kind="inline")
 NAMED = {"name": "clerk", "description": "Keeps the books."}
@@ -71,6 +86,24 @@ def test_keys_and_tool_names_are_those_of_files() -> None:
         ({"handoff": {"depth": 2}}, "agents[0].handoff.depth"),
         ({"surfaces": ["nonsense"]}, "agents[0].surfaces[0]"),
         ({"max_steps": 1, "maxTurns": 2}, "agents[0].maxTurns"),
+        ({"thinking": "maybe"}, "agents[0].thinking"),
+        ({"thinking": 1}, "agents[0].thinking"),
+        ({"output_schema": "text"}, "agents[0].output_schema"),
+        ({"output_schema": {"type": "nonsense"}}, "agents[0].output_schema"),
+        ({"output_schema": {"$ref": "https://example.org/schema"}}, "agents[0].output_schema"),
+        ({"session_mode": "keep"}, "agents[0].session_mode"),
+        ({"session_mode": {"mode": "reuse_session", "scope": "world"}}, "agents[0].session_mode.scope"),
+        ({"session_mode": {"kind": "reuse_session"}}, "agents[0].session_mode.kind"),
+        ({"session_mode": {"scope": "user"}, "session_scope": "tenant"}, "agents[0].session_scope"),
+        ({"session_scope": "world"}, "agents[0].session_scope"),
+        ({"inherit_context": "last"}, "agents[0].inherit_context"),
+        ({"inherit_context": "last:0"}, "agents[0].inherit_context"),
+        ({"inherit_context": "last:201"}, "agents[0].inherit_context"),
+        ({"inherit_context": "all"}, "agents[0].inherit_context"),
+        ({"runner": "shop.agents:run"}, "agents[0].runner"),
+        ({"budget": {"tokens": 0}}, "agents[0].budget.tokens"),
+        ({"max_budget_usd": "1"}, "agents[0].max_budget_usd"),
+        ({"handoff": {"input_filter": "shop.filters:short"}}, "agents[0].handoff.input_filter"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_place(data: dict[str, Any], at: str) -> None:
@@ -103,19 +136,11 @@ def test_values_that_are_nested_too_deep_are_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "key"),
     [
-        ({"session_mode": "reuse_session"}, "session_mode"),
         ({"background": True}, "background"),
-        ({"inherit_context": "summary"}, "inherit_context"),
-        ({"output_schema": {"type": "object"}}, "output_schema"),
-        ({"runner": "shop:run"}, "runner"),
         ({"hooks": {"Stop": [1]}}, "hooks"),
         ({"mcpServers": ["time"]}, "mcpServers"),
         ({"skills": ["pdf"]}, "skills"),
         ({"permissionMode": "plan"}, "permissionMode"),
-        ({"handoff": {"max_retries": 1}}, "handoff.max_retries"),
-        ({"handoff": {"on_error": {"answer": "x"}}}, "handoff.on_error"),
-        ({"surfaces": ["task"]}, "surfaces[0]"),
-        ({"surfaces": [{"kind": "dispatch", "templates": {}}]}, "surfaces[0].templates"),
         ({"tools": ["Read", "mcp__a__b"]}, "tools"),
         ({"tools": ["Read", "Bash(git *)"]}, "tools"),
         ({"disallowed_tools": ["Bash(git *)"]}, "disallowed_tools"),
@@ -130,25 +155,58 @@ def test_what_a_later_version_brings_is_refused_by_name(data: dict[str, Any], ke
 
 
 def test_values_that_ask_for_nothing_are_accepted() -> None:
-    data = {"session_mode": "new_session", "background": False, "hooks": {}, "model": None, "tools": None}
+    data = {"background": False, "hooks": {}, "permissionMode": "default", "model": None, "tools": None}
     definition = from_mapping({**NAMED, **data}, source=INLINE)
     assert (definition.model, definition.tools) == (None, None)
+    unset = ("thinking", "output_schema", "session_mode", "session_scope", "inherit_context", "budget", "surfaces")
+    assert from_mapping({**NAMED, **dict.fromkeys(unset)}, source=INLINE) == from_mapping(NAMED, source=INLINE)
+
+
+@pytest.mark.spec("2.5", "4.9", "5.6", "5.9", "10.1")
+def test_what_an_agent_remembers_is_told_and_answers_is_said_by_the_api_too() -> None:
+    data = {
+        "thinking": "off",
+        "output_schema": {"type": "array", "items": {"type": "number"}},
+        "session_mode": {"mode": "reuse_session", "scope": "key"},
+        "inherit_context": "last:200",
+        "max_budget_usd": 0.25,
+    }
+    definition = from_mapping({**NAMED, **data}, source=INLINE)
+    assert definition.thinking is False
+    assert definition.output_schema == data["output_schema"]
+    assert (definition.session_mode, definition.session_scope) == (SessionMode.REUSE, SessionScope.KEY)
+    assert definition.inherit_context == Inherit(kind=InheritKind.LAST, count=200)
+    assert definition.budget == BudgetLimits(cost_micros=250_000)
+
+
+@pytest.mark.spec("10.5")
+def test_code_of_the_server_is_named_by_files_alone_and_shown() -> None:
+    lines = "runner: shop.agents:run\nhandoff: {input_filter: ['shop.filters:short', mask_secrets]}\n"
+    shown = to_mapping(loaded(HEAD + lines))
+    assert shown["runner"] == "shop.agents:run"
+    assert shown["handoff"] == {"input_filter": ["shop.filters:short", "mask_secrets"]}
+    with pytest.raises(InvalidRequest) as caught:
+        from_mapping(shown, source=INLINE)
+    assert [error["at"] for error in caught.value.errors] == ["runner", "handoff.input_filter[0]"]
+    assert all("operator" in str(error["message"]) for error in caught.value.errors)
 
 
 @pytest.mark.spec("10.2")
 def test_unknown_tools_are_refused_where_it_is_known_which_there_are() -> None:
-    data = {**NAMED, "tools": ["Read", "Nonsense"]}
-    assert from_mapping(data, source=INLINE).tools == ("read_file", "Nonsense")
-    with pytest.raises(InvalidRequest, match="unknown tools: Nonsense"):
+    data = {**NAMED, "tools": ["Read", "Nonsense", "ask_clerk"]}
+    assert from_mapping(data, source=INLINE).tools == ("read_file", "Nonsense", "ask_clerk")
+    with pytest.raises(InvalidRequest, match="unknown tools: Nonsense, ask_clerk"):
         from_mapping(data, source=INLINE, known_tools=BUILT_IN)
+    with pytest.raises(InvalidRequest, match=r"unknown tools: Nonsense$"):
+        from_mapping(data, source=INLINE, known_tools=BUILT_IN, agent_tools=frozenset({"ask_clerk"}))
 
 
 @pytest.mark.spec("10.2")
 def test_a_tool_of_a_later_version_is_refused_unless_this_service_has_it_or_the_definition_was_stored() -> None:
     data = {**NAMED, "tools": ["Read", "Bash", "execute_task"]}
-    with pytest.raises(Unsupported, match="later version: run_command, execute_task"):
+    with pytest.raises(Unsupported, match=r"later version: run_command$"):
         from_mapping(data, source=INLINE, known_tools=BUILT_IN)
-    own = BUILT_IN | {"run_command", "execute_task"}
+    own = BUILT_IN | {"run_command"}
     for known in (own, None):
         definition = from_mapping(data, source=INLINE, known_tools=known)
         assert definition.tools == ("read_file", "run_command", "execute_task")
@@ -172,20 +230,47 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORD, inner, max_size=3),
     max_leaves=6,
 )
+COUNTS = st.none() | st.integers(1, 2**53 - 1)
+BUDGETS = st.builds(BudgetLimits, tokens=COUNTS, max_concurrent=COUNTS) | st.builds(
+    BudgetLimits, cost_micros=st.integers(1, 10**9), currency=st.sampled_from(["USD", "EUR"]), model_calls=COUNTS
+)
+TEXT = WORD.filter(bool)
+REACTIONS = st.sampled_from([FAIL, REPORT, TO_PRIMARY]) | st.builds(
+    OnProblem, reaction=st.sampled_from([Reaction.AGENT, Reaction.ANSWER]), target=TEXT
+)
+FILTERS = st.lists(
+    st.sampled_from([FilterRef(name="mask_secrets"), FilterRef(name="cut_context")])
+    | st.builds(FilterRef, name=st.just("cut_context"), argument=st.integers(1, 10_000))
+    | st.builds(FilterRef, name=st.just("inject"), argument=st.dictionaries(WORD, JSON, min_size=1, max_size=2)),
+    max_size=3,
+).map(tuple)
 POLICIES = st.builds(
     PolicyFields,
     enabled=st.none() | st.booleans(),
     max_depth=st.none() | st.tuples(st.none() | st.integers(0, 5)),
+    max_retries=st.none() | st.integers(0, 100),
     timeout_ms=st.none() | st.integers(0, 10_000),
+    deadline_ms=st.none() | st.integers(0, 10_000),
     allowed_tools=st.none() | st.tuples(st.none() | NAMES),
     denied_tools=st.none() | st.tuples(st.none() | NAMES),
-    on_denied=st.none() | st.sampled_from(OnProblem),
-    on_error=st.none() | st.sampled_from(OnProblem),
+    on_denied=st.none() | REACTIONS,
+    on_error=st.none() | REACTIONS | st.builds(OnProblem, reaction=st.just(Reaction.MODEL), target=TEXT),
+    input_filters=st.none() | FILTERS,
+    budget=st.none() | BUDGETS,
 )
 SURFACES = st.lists(
-    st.builds(Surface, kind=st.sampled_from([SurfaceKind.DISPATCH, SurfaceKind.PER_AGENT]), agents=st.none() | NAMES),
+    st.sampled_from(SurfaceKind).flatmap(
+        lambda kind: st.builds(
+            Surface,
+            kind=st.just(kind),
+            agents=st.none() | NAMES,
+            templates=st.dictionaries(
+                st.sampled_from(TEMPLATES[kind]), st.none() if kind is SurfaceKind.SUBAGENT else TEXT, max_size=2
+            ).map(lambda texts: {name: text for name, text in texts.items() if name != "subagent"}),
+        )
+    ),
     max_size=2,
-    unique=True,
+    unique_by=lambda surface: surface.kind,
 ).map(tuple)
 DEFINITIONS = st.builds(
     AgentDefinition,
@@ -204,6 +289,13 @@ DEFINITIONS = st.builds(
     parallel_tool_calls=st.none() | st.booleans(),
     tool_name=st.none() | st.sampled_from(["ask_clerk", "agent_7"]),
     input_schema=st.none() | st.just({"type": "object", "properties": {"a": {"enum": [1, "x", None]}}}),
+    thinking=st.none() | st.booleans(),
+    output_schema=st.none() | st.sampled_from([{"type": "array"}, {"type": "object", "required": ["a"]}, {}]),
+    session_mode=st.sampled_from(SessionMode),
+    session_scope=st.sampled_from(SessionScope),
+    inherit_context=st.sampled_from([Inherit(), Inherit(kind=InheritKind.SUMMARY)])
+    | st.builds(Inherit, kind=st.just(InheritKind.LAST), count=st.integers(1, 200)),
+    budget=st.none() | BUDGETS,
     surfaces=st.none() | SURFACES,
     agents=st.none() | NAMES,
     policy=st.just(NO_POLICY) | POLICIES,
@@ -212,9 +304,47 @@ DEFINITIONS = st.builds(
 )
 
 
-@pytest.mark.spec("10.1")
+@pytest.mark.spec("4.1", "10.1")
 @settings(max_examples=200, deadline=2_000)
 @given(DEFINITIONS)
 def test_a_definition_comes_back_from_its_stored_form(definition: AgentDefinition) -> None:
     stored = json.loads(json.dumps(to_mapping(definition), allow_nan=False))
     assert from_mapping(stored, source=INLINE) == definition
+
+
+ODD = JSON | st.sampled_from(
+    ["on", "last:3", "reuse_session", "mask_secrets", "a.b:c", {"mode": 1}, [{"kind": "task"}]]
+)
+KEYS = st.sampled_from([
+    "thinking", "output_schema", "session_mode", "session_scope", "inherit_context", "runner", "budget", "surfaces",
+    "handoff", "limits", "max_budget_usd", "tools", "agents", "input_schema",
+])  # fmt: skip
+INNER = st.sampled_from([
+    "max_retries", "on_error", "on_denied", "input_filter", "budget", "tokens", "currency", "mode", "scope", "agent",
+    "model", "answer", "inject", "cut_context", "path", "kind", "templates", "heading", "type", "$ref",
+])  # fmt: skip
+NESTED = st.recursive(ODD, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(INNER, inner, max_size=3))
+
+
+@pytest.mark.spec("10.1")
+@settings(max_examples=300, deadline=2_000)
+@given(st.dictionaries(KEYS, NESTED, max_size=4))
+def test_whatever_is_sent_is_read_and_comes_back_or_is_refused_with_places(data: dict[str, Any]) -> None:
+    try:
+        definition = from_mapping({**NAMED, **data}, source=INLINE, at="a", known_tools=BUILT_IN)
+    except (InvalidRequest, Unsupported) as error:
+        assert error.errors
+        assert all(str(found["at"]).startswith("a.") and found["message"] for found in error.errors)
+    else:
+        assert from_mapping(to_mapping(definition), source=INLINE) == definition
+
+
+@settings(max_examples=300, deadline=2_000)
+@given(st.dictionaries(KEYS, NESTED, max_size=4))
+def test_the_same_in_a_file_gives_an_agent_or_an_error_with_its_line(data: dict[str, Any]) -> None:
+    lines = "".join(f"{key}: {json.dumps(value)}\n" for key, value in data.items())
+    parsed = parse(f"---\n{HEAD}{lines}---\nbody\n", path="f.md")
+    if parsed.definition is None:
+        errors = [problem for problem in parsed.problems if problem.severity is Severity.ERROR]
+        assert errors
+        assert all(4 <= problem.line <= 3 + len(data) for problem in errors), parsed.problems

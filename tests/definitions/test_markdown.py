@@ -8,16 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.agent.definition import AgentDefinition, AgentMode, OnProblem, PolicyFields, Source, Surface, SurfaceKind
+from app.agent.definition import (
+    AgentDefinition,
+    AgentMode,
+    Inherit,
+    InheritKind,
+    SessionMode,
+    SessionScope,
+    Source,
+    Surface,
+    SurfaceKind,
+)
+from app.agent.policy import REPORT, BudgetLimits, FilterRef, PolicyFields
 from app.definitions import Parsed, Severity, from_mapping, parse, to_mapping
 from tests.definitions.world import NAMED, loaded, read, said
 
 # ── the file ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.spec("10.1")
-def test_a_complete_file_gives_a_complete_definition() -> None:
-    head = """\
+COMPLETE = """\
 name: clerk
 description: Keeps the books.
 mode: all
@@ -26,22 +35,34 @@ disallowedTools: Bash
 model: openai:gpt-4o
 temperature: 0.3
 effort: high
+thinking: off
 maxTokens: 2000
 tool_choice: Read
 maxTurns: 12
 parallel_tool_calls: no
 tool_name: ask_clerk
 input_schema: {type: object, properties: {year: {type: integer, minimum: 1900}}}
+outputSchema: {type: array}
+session_mode: {mode: reuse_session, scope: user}
+inherit_context: last:3
+runner: books.run:keep
+budget: {tokens: 9000}
 surfaces: [dispatch, {kind: per_agent, agents: [scout]}]
 handoff:
   max_depth: 2
+  max_retries: 1
+  input_filter: mask_secrets
   timeout_ms: 60000
   denied_tools: [subagent_builder]
   on_denied: report
 emoji: 📒
 version: 3
 """
-    parsed = parse(f"---\n{head}---\n\nKeep them.\n", path="agents/clerk.md", source="library")
+
+
+@pytest.mark.spec("10.1")
+def test_a_complete_file_gives_a_complete_definition() -> None:
+    parsed = parse(f"---\n{COMPLETE}---\n\nKeep them.\n", path="agents/clerk.md", source="library")
     assert parsed.definition == AgentDefinition(
         name="clerk",
         description="Keeps the books.",
@@ -52,16 +73,28 @@ version: 3
         model="openai:gpt-4o",
         temperature=0.3,
         effort="high",
+        thinking=False,
         max_tokens=2000,
         tool_choice="read_file",
         max_steps=12,
         parallel_tool_calls=False,
         tool_name="ask_clerk",
         input_schema={"type": "object", "properties": {"year": {"type": "integer", "minimum": 1900}}},
+        output_schema={"type": "array"},
+        session_mode=SessionMode.REUSE,
+        session_scope=SessionScope.USER,
+        inherit_context=Inherit(kind=InheritKind.LAST, count=3),
+        runner="books.run:keep",
+        budget=BudgetLimits(tokens=9000),
         surfaces=(Surface(kind=SurfaceKind.DISPATCH), Surface(kind=SurfaceKind.PER_AGENT, agents=("scout",))),
         agents=("scout", "reviewer"),
         policy=PolicyFields(
-            max_depth=(2,), timeout_ms=60_000, denied_tools=(("subagent_builder",),), on_denied=OnProblem.REPORT
+            max_depth=(2,),
+            max_retries=1,
+            input_filters=(FilterRef(name="mask_secrets"),),
+            timeout_ms=60_000,
+            denied_tools=(("subagent_builder",),),
+            on_denied=REPORT,
         ),
         metadata={"emoji": "📒", "version": 3},
         source=Source(kind="library", path="agents/clerk.md"),
@@ -294,6 +327,7 @@ def test_no_file_makes_the_reader_fail(data: bytes | str) -> None:
 LINES = [
     "tools: Read", "tools: *", "name: a", "description: b: c", "description: |", "handoff:", "  max_depth: 1", "---",
     "surfaces: [task, dispatch]", "agents: a", "- x", "  - y", '"', 'b: "', "input_schema: {type: object}", "a: &a *a",
+    "budget:", "  tokens: 5", "session_mode: {mode: reuse_session}", "runner: a.b:c", "  on_error: {agent: a}",
 ]  # fmt: skip
 LINE = st.one_of(st.sampled_from(LINES), st.text(alphabet="ab:#-|>{}[]&*!%@`'\"\\ \t,0", max_size=12))
 

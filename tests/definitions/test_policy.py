@@ -1,9 +1,24 @@
-"""What a file says of its delegations: policy fields, surfaces, and that no limit is lost."""
+"""What a file says of its delegations: policy fields with all their forms, and that no limit is lost."""
+
+from typing import Any
 
 import pytest
 
-from app.agent.definition import NO_POLICY, OnProblem, PolicyFields, Surface, SurfaceKind
+from app.agent.errors import InvalidRequest
+from app.agent.policy import (
+    FAIL,
+    NO_POLICY,
+    REPORT,
+    TO_PRIMARY,
+    BudgetLimits,
+    FilterRef,
+    OnProblem,
+    PolicyFields,
+    Reaction,
+)
 from app.definitions import Parsed, Severity, parse
+from app.definitions.reader import DefinitionReader
+from app.definitions.toolnames import BUILT_IN
 
 
 def read(lines: str) -> Parsed:
@@ -27,9 +42,28 @@ def read(lines: str) -> Parsed:
         ("handoff: {denied_tools: [subagent_b]}", PolicyFields(denied_tools=(("subagent_b",),))),
         (
             "handoff: {on_denied: fail, on_error: Report}",
-            PolicyFields(on_denied=OnProblem.FAIL, on_error=OnProblem.REPORT),
+            PolicyFields(on_denied=FAIL, on_error=REPORT),
         ),
-        ("handoff: {max_retries: 0, input_filter: null}", NO_POLICY),
+        ("handoff: {max_retries: 2, deadline_ms: 60000}", PolicyFields(max_retries=2, deadline_ms=60_000)),
+        ("handoff: {maxRetries: 0, input_filter: null}", PolicyFields(max_retries=0, input_filters=())),
+        ("handoff: {on_denied: fallback_to_primary, on_error: null}", PolicyFields(on_denied=TO_PRIMARY)),
+        (
+            "handoff: {on_denied: {agent: Code Reviewer}, on_error: {model: 'openai:small'}}",
+            PolicyFields(
+                on_denied=OnProblem(reaction=Reaction.AGENT, target="Code Reviewer"),
+                on_error=OnProblem(reaction=Reaction.MODEL, target="openai:small"),
+            ),
+        ),
+        (
+            "handoff:\n  on_error:\n    answer: |-\n      Nobody is here.\n      Try later.",
+            PolicyFields(on_error=OnProblem(reaction=Reaction.ANSWER, target="Nobody is here.\nTry later.")),
+        ),
+        (
+            "handoff: {budget: {tokens: 500, max_concurrent: 2}}",
+            PolicyFields(budget=BudgetLimits(tokens=500, max_concurrent=2)),
+        ),
+        ("handoff: {limits: {modelCalls: 9}}", PolicyFields(budget=BudgetLimits(model_calls=9))),
+        ("handoff: {budget: null}", NO_POLICY),
         ("handoff:", NO_POLICY),
         ("handoff: {}", NO_POLICY),
     ],
@@ -55,10 +89,31 @@ def test_policy_fields_that_are_set_are_read(lines: str, policy: PolicyFields) -
         ("handoff: {on_denied: shrug}", "handoff.on_denied"),
         ("handoff: {alowed_tools: [a]}", "handoff.alowed_tools"),
         ("handoff:\n  max_depth: 1\n  max_depth: 9", "handoff"),
-        ("surfaces: [nonsense]", "surfaces[0]"),
-        ("surfaces: {kind: dispatch}", "surfaces"),
-        ("surfaces: [{kind: dispatch, agents: {a: b}}]", "surfaces[0].agents"),
-        ("surfaces: [{kind: dispatch, only: [a]}]", "surfaces[0].only"),
+        ("handoff: {max_depth: 1, maxDepth: 9}", "handoff.maxDepth"),
+        ("handoff: {budget: {tokens: 1}, limits: {tokens: 9}}", "handoff.limits"),
+        ("handoff: {max_retries: -1}", "handoff.max_retries"),
+        ("handoff: {max_retries: 101}", "handoff.max_retries"),
+        ("handoff: {deadline_ms: soon}", "handoff.deadline_ms"),
+        ("handoff: {retry: 2}", "handoff.retry"),
+        ("handoff: {on_error: [fail]}", "handoff.on_error"),
+        ("handoff: {on_error: {}}", "handoff.on_error"),
+        ("handoff: {on_error: {tool: grep}}", "handoff.on_error"),
+        ("handoff: {on_error: {agent: a, model: b}}", "handoff.on_error"),
+        ("handoff: {on_error: {agent: ''}}", "handoff.on_error.agent"),
+        ("handoff: {on_error: {agent: null}}", "handoff.on_error.agent"),
+        ("handoff: {on_error: {answer: [a]}}", "handoff.on_error.answer"),
+        ("handoff: {on_denied: {model: other}}", "handoff.on_denied.model"),
+        ("handoff: {input_filter: mask_secret}", "handoff.input_filter[0]"),
+        ("handoff: {input_filter: inject}", "handoff.input_filter[0]"),
+        ("handoff: {input_filter: {inject: {}}}", "handoff.input_filter.inject"),
+        ("handoff: {input_filter: {inject: a}}", "handoff.input_filter.inject"),
+        ("handoff: {input_filter: {cut_context: 0}}", "handoff.input_filter.cut_context"),
+        ("handoff: {input_filter: {cut_context: 5, mask_secrets: true}}", "handoff.input_filter"),
+        ("handoff: {input_filter: ['shop.filters']}", "handoff.input_filter[0]"),
+        ("handoff: {input_filter: ['shop filters:short']}", "handoff.input_filter[0]"),
+        ("handoff: {input_filter: {path: 'shop.filters'}}", "handoff.input_filter.path"),
+        (f"handoff: {{input_filter: [{', '.join(['mask_secrets'] * 21)}]}}", "handoff.input_filter"),
+        ("handoff: {budget: {token: 5}}", "handoff.budget.token"),
         ("agents: {a: b}", "agents"),
     ],
 )
@@ -68,45 +123,79 @@ def test_a_limit_that_cannot_be_read_keeps_the_agent_out(lines: str, key: str) -
     assert key in [problem.key for problem in parsed.problems if problem.severity is Severity.ERROR]
 
 
+@pytest.mark.spec("4.1", "4.2")
+@pytest.mark.parametrize(
+    ("text", "filters"),
+    [
+        ("mask_secrets", (FilterRef(name="mask_secrets"),)),
+        ("mask_secrets, cut_context", (FilterRef(name="mask_secrets"), FilterRef(name="cut_context"))),
+        ("{cut_context: 2000}", (FilterRef(name="cut_context", argument=2000),)),
+        ("[cut_context: 7, mask_secrets]", (FilterRef(name="cut_context", argument=7), FilterRef(name="mask_secrets"))),
+        (
+            "{inject: {tenant: 7, note: 'be short', deep: {a: [true]}}}",
+            (FilterRef(name="inject", argument={"tenant": 7, "note": "be short", "deep": {"a": [True]}}),),
+        ),
+        ("shop.filters:short", (FilterRef(name="shop.filters:short"),)),
+        ("{path: 'shop.filters:Filters.short'}", (FilterRef(name="shop.filters:Filters.short"),)),
+        ("[]", ()),
+        ("null", ()),
+    ],
+)
+def test_an_input_filter_is_one_or_several_names_maps_and_import_paths(
+    text: str, filters: tuple[FilterRef, ...]
+) -> None:
+    parsed = read(f"handoff:\n  input_filter: {text}")
+    assert parsed.definition is not None, parsed.problems
+    assert parsed.definition.policy == PolicyFields(input_filters=filters)
+
+
+# ── over the API ────────────────────────────────────────────────────────────────────────────────────────────────
+
+READER = DefinitionReader(BUILT_IN)
+
+
 @pytest.mark.spec("4.1")
+def test_a_policy_over_the_api_has_the_same_fields() -> None:
+    data = {
+        "max_retries": 3,
+        "deadline_ms": 0,
+        "on_denied": {"answer": " Not now. "},
+        "on_error": {"model": "openai:small"},
+        "input_filter": ["mask_secrets", {"inject": {"team": "a"}}],
+        "budget": {"tool_calls": 4, "tokens": None},
+    }
+    assert READER.policy(data, "policy") == PolicyFields(
+        max_retries=3,
+        deadline_ms=0,
+        on_denied=OnProblem(reaction=Reaction.ANSWER, target=" Not now. "),
+        on_error=OnProblem(reaction=Reaction.MODEL, target="openai:small"),
+        input_filters=(FilterRef(name="mask_secrets"), FilterRef(name="inject", argument={"team": "a"})),
+        budget=BudgetLimits(tool_calls=4),
+    )
+
+
+@pytest.mark.spec("4.1", "10.5")
 @pytest.mark.parametrize(
-    "field",
+    ("data", "at", "word"),
     [
-        "max_retries: 2",
-        "input_filter: shop.filters:short",
-        "on_denied: fallback_to_primary",
-        "on_error: {model: other}",
+        ({"input_filter": "shop.filters:short"}, "policy.input_filter", "operator"),
+        ({"input_filter": ["mask_secrets", "shop.filters:short"]}, "policy.input_filter[1]", "operator"),
+        ({"input_filter": {"path": "shop.filters:short"}}, "policy.input_filter.path", "operator"),
+        ({"input_filter": "mask_secrets, cut_context"}, "policy.input_filter", "cut_context"),
+        ({"input_filter": {"cut_context": "2000"}}, "policy.input_filter.cut_context", "whole number"),
+        ({"max_retries": -1}, "policy.max_retries", "from 0"),
+        ({"max_retries": "1"}, "policy.max_retries", "whole number"),
+        ({"on_denied": {"model": "other"}}, "policy.on_denied.model", "what was denied"),
+        ({"on_error": {"agent": " "}}, "policy.on_error.agent", "name of the agent"),
+        ({"on_error": "retry"}, "policy.on_error", "fallback_to_primary"),
+        ({"budget": {"tokens": 0}}, "policy.budget.tokens", "from 1"),
     ],
 )
-def test_policy_fields_of_a_later_version_are_named_and_not_set(field: str) -> None:
-    parsed = read(f"handoff: {{{field}}}")
-    assert parsed.definition is not None
-    assert parsed.definition.policy == NO_POLICY
-    assert [problem.key for problem in parsed.problems] == [f"handoff.{field.partition(':')[0]}"]
-    assert "not supported yet" in parsed.problems[0].message
-
-
-@pytest.mark.spec("10.1")
-@pytest.mark.parametrize(
-    ("lines", "surfaces"),
-    [
-        ("surfaces: dispatch", (Surface(kind=SurfaceKind.DISPATCH),)),
-        ("surfaces: dispatch, per-agent", (Surface(kind=SurfaceKind.DISPATCH), Surface(kind=SurfaceKind.PER_AGENT))),
-        ("surfaces: [per_agent]", (Surface(kind=SurfaceKind.PER_AGENT),)),
-        ("surfaces: [{kind: dispatch, agents: [a]}]", (Surface(kind=SurfaceKind.DISPATCH, agents=("a",)),)),
-        ("surfaces: []", ()),
-        ("surfaces:", None),
-    ],
-)
-def test_surfaces_are_kinds_or_maps(lines: str, surfaces: tuple[Surface, ...] | None) -> None:
-    parsed = read(lines)
-    assert parsed.definition is not None
-    assert parsed.definition.surfaces == surfaces
-
-
-@pytest.mark.parametrize("kind", ["task", "subagent"])
-def test_a_surface_of_a_later_version_shows_nothing_and_is_named(kind: str) -> None:
-    parsed = read(f"surfaces: [{kind}]")
-    assert parsed.definition is not None
-    assert parsed.definition.surfaces == ()
-    assert [problem.message for problem in parsed.problems] == [f"surface {kind!r} comes in a later version"]
+def test_a_wrong_policy_over_the_api_is_refused_with_its_place_and_what_to_write(
+    data: dict[str, Any], at: str, word: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        READER.policy(data, "policy")
+    assert [error["at"] for error in caught.value.errors] == [at]
+    assert word in caught.value.message
+    assert at in caught.value.message

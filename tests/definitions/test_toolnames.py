@@ -98,6 +98,7 @@ def test_a_missing_key_inherits_and_an_empty_list_grants_nothing() -> None:
         "tools: [[Read]]",
         "tools: [{name: Read}]",
         "tools: [null]",
+        "tools: none",
     ],
 )
 def test_a_list_that_comes_to_nothing_keeps_the_agent_out(lines: str) -> None:
@@ -120,13 +121,36 @@ def test_what_does_not_exist_is_left_out_and_named() -> None:
     assert {problem.line for problem in parsed.problems} == {4}
 
 
+@pytest.mark.spec("3.1", "7.2")
+def test_a_name_that_an_agent_could_have_as_its_tool_stays_in_the_list_with_a_remark() -> None:
+    parsed = read("tools: Read, delegate_code_review, Delegate-Review, 7up")
+    assert parsed.definition is not None
+    assert parsed.definition.tools == ("read_file", "delegate_code_review")
+    assert [problem.message for problem in parsed.problems] == [
+        "there is no tool of the name delegate_code_review; it is granted if an agent has it as its tool_name",
+        "unknown tools: Delegate-Review, 7up; they are left out",
+    ]
+    only = read("tools: delegate_code_review")
+    assert only.definition is not None
+    assert only.definition.tools == ("delegate_code_review",)
+
+
+@pytest.mark.spec("7.2")
+@pytest.mark.parametrize("name", ["dispatch_subagent", "execute_task", "get_task_output", "list_tasks", "subagent"])
+def test_the_tools_of_every_surface_may_be_listed(name: str) -> None:
+    parsed = read(f"tools: {name}, Read")
+    assert parsed.definition is not None
+    assert parsed.definition.tools == (name, "read_file")
+    assert parsed.problems == ()
+
+
 @pytest.mark.spec("10.2")
 def test_tools_of_a_later_version_stay_in_the_list_and_are_named() -> None:
-    parsed = read("tools: Read, Write, execute_task")
+    parsed = read("tools: Read, Write, load_skill")
     assert parsed.definition is not None
-    assert parsed.definition.tools == ("read_file", "write_file", "execute_task")
+    assert parsed.definition.tools == ("read_file", "write_file", "load_skill")
     assert [problem.message for problem in parsed.problems] == [
-        "tools that come in a later version: write_file, execute_task"
+        "tools that come in a later version: write_file, load_skill"
     ]
     assert read("tools: Read, Write", BUILT_IN | {"write_file"}).problems == ()
 

@@ -32,7 +32,7 @@ agents:
 """
 TREE = {
     "agent": "boss",
-    "agents": [agent("boss", mode="primary", tools=["Agent"]), agent("slow", tools=[])],
+    "agents": [agent("boss", mode="primary", tools=["dispatch_subagent"]), agent("slow", tools=[])],
     "input": "Go.",
 }
 QUICK = {"agent": "quick", "agents": [agent("quick", mode="all", tools=[])], "input": "Hi."}

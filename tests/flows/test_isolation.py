@@ -42,6 +42,7 @@ def body(steps: int, **fields: Any) -> dict[str, Any]:
         "agent": "boss",
         "agents": [agent("boss", mode="primary", tools=["Agent"]), worker],
         "input": "Go.",
+        "surfaces": ["dispatch"],
         **fields,
     }
 

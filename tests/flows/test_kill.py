@@ -33,7 +33,7 @@ agents:
 BODY = {
     "agent": "boss",
     "agents": [
-        agent("boss", mode="primary", tools=["Agent"]),
+        agent("boss", mode="primary", tools=["dispatch_subagent"]),
         agent("left", tools=["glob"]),
         agent("right", tools=["glob"]),
     ],

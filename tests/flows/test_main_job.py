@@ -26,7 +26,7 @@ agents:
       - {text: "Found {{ lines(result[0])[0] }}."}
 """
 AGENTS = [agent("reader", tools=["read_file"]), agent("finder", tools=["glob", "grep"])]
-BOSS = agent("boss", mode="primary", tools=["Agent"])
+BOSS = agent("boss", mode="primary", tools=["dispatch_subagent"])
 BODY = {"agent": "boss", "agents": [BOSS, *AGENTS], "input": "Look around."}
 
 

@@ -1,69 +1,30 @@
-"""The two surfaces over HTTP: what the model is shown, how its calls become inputs, what it is told."""
+"""The surfaces `per_agent` and `dispatch` over HTTP: what the model is shown, how its calls become inputs, what it is
+told."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.client import Client, ServiceError
-from tests.service import Service, agent, events_of, finished, serving
-from tests.stubs.openai_stub import Answer, OpenAIStub, Request, calls, text
-
-Decide = Callable[[Request], Answer]
-
-
-class World:
-    """A service whose model is a strict loopback server."""
-
-    def __init__(self, service: Service, client: Client, stub: OpenAIStub) -> None:
-        self.service = service
-        self.client = client
-        self.stub = stub
-
-    async def run(self, decide: Decide, agents: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        """One run of `boss`, to its end."""
-        self.stub.requests.clear()
-        self.stub.decide(decide)
-        body = {"agent": "boss", "agents": agents, "input": "Go.", **fields}
-        started = await self.client.request("POST", "/v1/runs", body)
-        return await finished(self.client, started["id"])
-
-    def of(self, prompt: str) -> list[Request]:
-        """The requests of the agent with this prompt."""
-        return [request for request in self.stub.requests if request.messages[0]["content"] == prompt]
+from app.client import ServiceError
+from tests.flows import surface_world
+from tests.flows.surface_world import World, once
+from tests.service import agent, events_of
+from tests.stubs.openai_stub import Answer, Request, calls, text
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     """One service and one model server."""
-    async with OpenAIStub() as stub:
-        env = {"OPENAI_BASE_URL": stub.base_url, "OPENAI_API_KEY": "test", "SUBAGENTD_MODEL": "openai:test"}
-        async with serving(tmp_path, env=env) as service, service.client() as client:
-            yield World(service, client, stub)
+    async with surface_world.surface_world(tmp_path) as made:
+        yield made
 
 
 def boss(**fields: Any) -> dict[str, Any]:
-    """The parent."""
-    return agent("boss", mode="primary", **{"tools": ["Agent"], **fields})
-
-
-def once(*wanted: tuple[str, str], child: str = "Child text.") -> Decide:
-    """The parent makes these calls in one turn, then says what it was told; children answer at once."""
-
-    def decide(request: Request) -> Answer:
-        if request.messages[0]["content"] != "You are boss.":
-            return text(child)
-        results = [m["content"] for m in request.messages if m["role"] == "tool"]
-        return text("told: " + " | ".join(results)) if results else calls(*wanted)
-
-    return decide
-
-
-def told(world: World) -> list[str]:
-    """The tool results that the parent's model was sent."""
-    return [m["content"] for m in world.of("You are boss.")[-1].messages if m["role"] == "tool"]
+    """The parent; it dispatches unless it says otherwise."""
+    return surface_world.boss(**{"surfaces": ["dispatch"], **fields})
 
 
 @pytest.mark.spec("3.1")
@@ -98,7 +59,7 @@ async def test_the_arguments_of_a_per_agent_tool_become_the_childs_input(
     assert run["status"] == "completed"
     (child,) = world.of("You are helper.")
     assert [m["content"] for m in child.messages] == ["You are helper.", task]
-    result = json.loads(told(world)[0])
+    result = json.loads(world.told()[0])
     assert result["subagent"] == "helper"
     assert result["toolName"] == "subagent_helper"
     assert result["output"] == "Child text."
@@ -110,7 +71,7 @@ async def test_json_without_a_task_is_an_error_result_that_names_it_and_starts_n
     run = await world.run(once(("subagent_helper", '{"goal": "x"}')), [boss(surfaces=["per_agent"]), agent("helper")])
     assert run["status"] == "completed"
     assert world.of("You are helper.") == []
-    assert "`task`" in told(world)[0]
+    assert "`task`" in world.told()[0]
 
 
 @pytest.mark.spec("3.1")
@@ -123,7 +84,7 @@ async def test_an_input_schema_replaces_task_and_context_and_the_input_is_canoni
     assert child.messages[1]["content"] == '{"a":"x","b":2}'
     run = await world.run(once(("subagent_helper", '{"b": 2}')), agents)
     assert run["status"] == "completed"
-    assert "Invalid arguments" in told(world)[0]
+    assert "Invalid arguments" in world.told()[0]
 
 
 @pytest.mark.seed("000", 23)
@@ -175,7 +136,7 @@ async def test_dispatch_lists_the_types_and_keeps_the_purpose_from_the_child(wor
 async def test_a_type_that_differs_by_case_quotes_or_brackets_alone_is_understood(world: World, name: str) -> None:
     arguments = json.dumps({"agent_type": name, "task": "Work."})
     await world.run(once(("dispatch_subagent", arguments)), [boss(), agent("helper")])
-    assert told(world) == ["Child text."]
+    assert world.told() == ["Child text."]
 
 
 @pytest.mark.spec("3.3")
@@ -184,7 +145,7 @@ async def test_an_unknown_type_is_an_error_with_the_valid_names_and_never_a_defa
     arguments = json.dumps({"agent_type": "nobody", "task": "Work."})
     run = await world.run(once(("dispatch_subagent", arguments)), [boss(), agent("helper")])
     assert run["status"] == "completed"
-    assert "helper" in told(world)[0]
+    assert "helper" in world.told()[0]
     assert world.of("You are helper.") == []
 
 
@@ -244,7 +205,7 @@ async def test_a_call_outside_the_registry_is_an_error_that_lists_the_tools_ther
         return text("ok") if results else calls(("write_file", '{"path": "x", "content": "y"}'))
 
     await world.run(decide, [agent("boss", mode="primary", tools=["read_file", "glob"])])
-    assert "read_file, glob" in told(world)[0]
+    assert "read_file, glob" in world.told()[0]
     assert not list(world.service.workspace.iterdir())
 
 
@@ -284,7 +245,7 @@ async def test_a_denial_says_why_and_under_report_the_parent_goes_on(
         once(("dispatch_subagent", arguments)), [boss(), agent("helper"), agent("other")], policy=policy
     )
     assert run["status"] == "completed"
-    assert reason in told(world)[0]
+    assert reason in world.told()[0]
     assert world.of("You are helper.") == []
 
 

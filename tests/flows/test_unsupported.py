@@ -1,4 +1,5 @@
-"""Tools of later versions over REST: refused by name on every route, kept with a remark in files."""
+"""Tools over REST that are not there: those of later versions and unknown ones are refused by name on every route,
+and kept with a remark in files; a name that an agent has as its tool is one that is there."""
 
 import contextlib
 import json
@@ -12,7 +13,7 @@ from app.client import Client, ServiceError
 from tests.service import agent, finished, script, serving
 
 PLAY = "agents: [{turns: [{text: done}]}]\n"
-LATER = ("run_command", "write_file", "edit_file", "web_fetch", "load_skill", "execute_task", "subagent")
+LATER = ("run_command", "write_file", "edit_file", "web_fetch", "load_skill", "note", "read_artifact")
 
 
 async def refused(client: Client, method: str, path: str, body: dict[str, Any], tool: str, at: str) -> None:
@@ -78,3 +79,31 @@ async def test_agents_of_files_and_stored_ones_with_such_tools_still_load(tmp_pa
         assert {"run_command", "gone"} <= set(shown["missing_tools"])
         run = await client.request("POST", "/v1/runs", {"input": "Do it.", "agent": "stored"})
         assert (await finished(client, run["id"]))["status"] == "completed"
+
+
+@pytest.mark.spec("7.2", "14.1", "14.14", "17.1")
+async def test_a_whitelist_may_name_the_tool_that_an_agent_of_the_request_or_the_tenant_is(tmp_path: Path) -> None:
+    lead = agent("own", mode="primary", tools=["read_file", "ask_clerk", "execute_task"])
+    clerk = agent("clerk", tool_name="ask_clerk")
+    async with serving(tmp_path, env=script(tmp_path, PLAY)) as service, service.client() as client:
+
+        async def unknown(method: str, path: str, body: dict[str, Any], at: str) -> None:
+            with pytest.raises(ServiceError) as caught:
+                await client.request(method, path, body)
+            problem = caught.value.problem
+            assert (caught.value.status, problem["code"]) == (422, "invalid_request"), problem
+            assert "ask_clerk" in problem["detail"]
+            assert [error["at"] for error in problem["errors"]] == [at]
+
+        await unknown("PUT", "/v1/agents/own", lead, "tools")
+        await unknown("POST", "/v1/sessions", {"agent": "own", "agents": [lead]}, "agents[0].tools")
+        made = await client.request("POST", "/v1/sessions", {"agent": "own", "agents": [lead, clerk]})
+        assert made["agent"] == "own"
+        await client.request("PUT", "/v1/agents/clerk", clerk)
+        await client.request("POST", "/v1/sessions", {"agent": "own", "agents": [lead]})
+        shown = await client.request("PUT", "/v1/agents/own", lead)
+        assert shown["tools"] == ["read_file", "ask_clerk", "execute_task"]
+        assert shown["delegation_tools"] == ["ask_clerk", "execute_task"]
+        assert (shown["effective_tools"], shown["missing_tools"]) == (["read_file"], [])
+        await client.request("DELETE", "/v1/agents/clerk")
+        assert (await client.request("GET", "/v1/agents/own"))["missing_tools"] == ["ask_clerk"]

@@ -103,6 +103,7 @@ async def test_an_event_named_error_is_an_error(world: World, data: str) -> None
         ({"message": "m", "code": "insufficient_quota"}, "model_quota", False),
         ({"message": "m", "type": "invalid_request_error"}, "model_error", False),
         ({"message": "m", "code": "context_length_exceeded"}, "model_context_overflow", False),
+        ({"message": "prompt is too long: 210000 tokens > 200000 maximum"}, "model_context_overflow", False),
         ({"message": "m", "code": "500"}, "model_error", True),
         ({"message": "m", "code": 401}, "model_auth", False),
         ({"code": 400}, "model_error", False),

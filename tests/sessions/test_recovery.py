@@ -136,7 +136,8 @@ async def test_an_interrupted_run_keeps_its_steps_its_words_and_what_it_and_its_
     spent = {"input_tokens": 100, "output_tokens": 10}
     child = task({"text": "c", "usage": {"input_tokens": 7}})
     held = task(
-        {"text": "said", "usage": spent, "calls": [ask(child)]}, {"text": "hold", "calls": [call("hold", key="x")]}
+        {"text": "said", "usage": spent, "calls": [ask(child)]},
+        {"text": "hold", "usage": {"input_tokens": 30}, "calls": [call("hold", key="x")]},
     )
     wrapped: list[Mortal] = []
 
@@ -154,9 +155,11 @@ async def test_an_interrupted_run_keeps_its_steps_its_words_and_what_it_and_its_
         rows = {row["depth"]: row for row in await w.rows("runs", session_id=run.session_id)}
         assert [rows[depth]["status"] for depth in (0, 1, 2)] == ["interrupted", "interrupted", "completed"]
         assert (rows[1]["steps"], rows[1]["output"]) == (2, "hold")
-        assert rows[1]["usage"]["input_tokens"] == 100
-        assert rows[1]["usage_total"]["input_tokens"] == 107
-        assert rows[0]["usage_total"]["input_tokens"] == 107, "its own step was not completed"
+        assert rows[1]["usage"]["input_tokens"] == 130, "that of the step whose tools were running as well"
+        assert rows[1]["usage_total"]["input_tokens"] == 137
+        assert rows[0]["usage_total"]["input_tokens"] == 237
+        calls = [(rows[depth]["usage"]["model_calls"], rows[depth]["usage_total"]["model_calls"]) for depth in (0, 1)]
+        assert calls == [(1, 4), (2, 3)], "a call that broke off costs too"
         (stop,) = [e for e in await w.events(run.session_id, "subagent.stop") if e["run_id"] == rows[1]["id"]]
         assert (stop["data"]["status"], stop["data"]["result"], stop["data"]["steps"]) == ("interrupted", "hold", 2)
 
@@ -171,6 +174,9 @@ async def test_a_delegation_whose_run_had_ended_keeps_its_result(tmp_path: Path)
         async with world(folder) as w:
             found = await w.delegations.get(w.tenant, handoff_id)
             assert (found["status"], found["output"], len(found["run_ids"])) == (status, output, 1)
+            (end,) = await w.events(found["session_id"], "handoff.end")
+            assert (end["data"]["session_mode"], end["data"]["attempts"]) == ("new_session", 1)
+            assert (found["fallback"], "fallback" in end["data"]) == (None, False)
 
 
 @pytest.mark.spec("12.7", "17.1")

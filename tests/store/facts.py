@@ -10,7 +10,15 @@ from app.agent.ids import new_id
 from app.agent.runs import Run, RunStatus, Session
 from app.wire import encode_payload, envelope, scope_bytes
 
-USAGE = {"input_tokens": 7, "output_tokens": 3, "cached_tokens": 0, "reasoning_tokens": 0, "model_calls": 1}
+USAGE: dict[str, Any] = {
+    "input_tokens": 7,
+    "output_tokens": 3,
+    "cached_tokens": 0,
+    "reasoning_tokens": 0,
+    "model_calls": 1,
+    "unpriced_calls": 0,
+    "cost": {"USD": 40},
+}
 START = 1_800_000_000_000_000
 
 
@@ -28,6 +36,12 @@ class Facts:
         self.ordinal = 0
         self.places: dict[str, int] = {}  # next message number of each memory
         self.turns: dict[str, int] = {}
+
+    def beside(self) -> "Facts":
+        """Another session of the tenant, which can use the same memories; its clock goes on from here."""
+        other = Facts(self.session.tenant, ts=self.ts)
+        other.places, other.turns = self.places, self.turns
+        return other
 
     def event(
         self,

@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
 from sqlalchemy import Column, Integer, inspect, text
 
+from app.sessions.views import handoff_view
 from app.store import migrate
 from app.store.columns import metadata
 from app.store.database import Database, writing_connection
-from app.store.location import locate
+from app.store.location import locate, make_file
 from app.store.migrate import MigrationError, differences, main, newest, upgrade
+from app.store.runs import SqlRunStore
 from app.store.tables import runs
 from tests.store.facts import Facts, replaced
 
@@ -168,6 +171,75 @@ def test_the_command_says_how_it_is_used(tmp_path: Path, capsys: pytest.CaptureF
     assert upgrade(tmp_path / "new.db") is False
 
 
+# ── a database that an older version filled ─────────────────────────────────────────────────────────────────────
+
+
+def at_revision(where: str, revision: str) -> None:
+    """Bring an empty database to an older schema."""
+    location = locate(where)
+    if location.path is not None:
+        make_file(location.path)
+    with migrate._locked(location) as connection:
+        command.upgrade(migrate._config(connection), revision)
+
+
+def filled_from(where: str, source: str) -> None:
+    """Copy every row of another database, as far as there are columns for it."""
+    with (
+        writing_connection(locate(source), "FULL", 1000) as new,
+        writing_connection(locate(where), "FULL", 1000) as old,
+        old.begin(),
+    ):
+        for table in metadata.sorted_tables:
+            there = [column["name"] for column in inspect(old).get_columns(table.name)]
+            names = ", ".join(f'"{name}"' for name in there)
+            rows = [dict(row) for row in new.execute(text(f"SELECT {names} FROM {table.name}")).mappings()]
+            if rows:
+                values = ", ".join(f":{name}" for name in there)
+                old.execute(text(f"INSERT INTO {table.name} ({names}) VALUES ({values})"), rows)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def old_and_new(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """An empty database, and one with the newest schema."""
+    if request.param == "sqlite":
+        return str(tmp_path / "old.db"), str(request.getfixturevalue("file"))
+    return str(request.getfixturevalue("empty_postgres_url")), str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.mark.spec("12.1")
+async def test_a_database_of_the_first_schema_keeps_its_rows_and_takes_new_ones(old_and_new: tuple[str, str]) -> None:
+    old, new = old_and_new
+    facts = Facts()
+    root = facts.run()
+    writer = Database(new).writer(replaced)
+    whole = [facts.created(), facts.handoff(root, "ho_done"), *facts.whole_run(root)]
+    assert not writer.write([*whole, facts.handed_back(root, "ho_done", ["run_a"]), facts.handoff(None, "ho_open")])
+    writer.close()
+    at_revision(old, "0001")
+    filled_from(old, new)
+    assert upgrade(old) is True
+    assert upgrade(old) is False
+    database = Database(old)
+    await database.open()
+    writer = database.writer(replaced)
+    try:
+        before = await SqlRunStore(database.reader).handoffs("default", facts.session.id)
+        assert [(row["id"], row["status"]) for row in before] == [("ho_done", "completed"), ("ho_open", "running")]
+        assert {(row["session_scope"], row["fallback"]) for row in before} == {(None, None)}
+        assert handoff_view(before[0], None)["run_ids"] == ["run_a"]
+        (run,) = await SqlRunStore(database.reader).runs("default", facts.session.id)
+        assert (run["id"], run["status"]) == (root.id, "completed")
+        fallback = {"kind": "model", "target": "scripted:other"}
+        assert not writer.write([facts.handed_back(None, "ho_open", [], status="fallback", fallback=fallback)])
+        after = await SqlRunStore(database.reader).handoff("default", "ho_open")
+        assert after is not None
+        assert (after["status"], after["fallback"]) == ("fallback", fallback)
+    finally:
+        writer.close()
+        await database.close()
+
+
 # ── installed and changed ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -201,7 +273,7 @@ def test_an_installed_package_finds_its_own_migrations_and_a_new_one_is_run_on_o
     tables = installed / "app" / "store" / "tables.py"
     tables.write_text(tables.read_text().replace('text("purpose", null=True),', 'json("colour"),'))
     made = Path(run_installed(installed, "revise", "colours").splitlines()[-1])
-    assert made == installed / "app" / "_migrations" / "versions" / "0002_colours.py"
+    assert made == installed / "app" / "_migrations" / "versions" / "0003_colours.py"
     run_installed(installed, "check")
     run_installed(installed, "upgrade", str(file))
     connection = sqlite3.connect(file)

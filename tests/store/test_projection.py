@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from app.agent.events import Event
 from app.agent.ids import new_id
 from app.agent.runs import RunStatus
+from app.sessions.views import handoff_view
 from app.store.database import Database
 from tests.store.conftest import Store
 from tests.store.facts import START, USAGE, Facts, replaced
@@ -190,7 +191,7 @@ async def test_a_handoff_row_holds_its_start_and_its_end(store: Store, apart: bo
     facts = Facts()
     root = facts.run()
     story = [facts.created(), facts.queued(root), facts.handoff(root, "ho_1", call_id="call_1", purpose="look")]
-    story.append(facts.handoff(None, "ho_2", name="sub_2"))
+    story.append(facts.handoff(None, "ho_2", name="sub_2", session_mode="reuse_session", session_scope="user"))
     put(store, story, apart)
     row = await store.row("handoffs", id="ho_1")
     assert (row["run_id"], row["call_id"], row["agent"], row["name"]) == (root.id, "call_1", "scout", "sub_0a1b2c3d")
@@ -208,57 +209,40 @@ async def test_a_handoff_row_holds_its_start_and_its_end(store: Store, apart: bo
     row = await store.row("handoffs", id="ho_1")
     assert (row["status"], row["attempts"], row["run_ids"]) == ("completed", 2, ["run_a", "run_b"])
     assert (row["start_seq"], row["end_seq"], row["duration_ms"]) == (3, 5, 40)
+    assert (row["session_scope"], row["fallback"]) == (None, None)
     denied = await store.row("handoffs", id="ho_2")
     assert (denied["run_id"], denied["status"], denied["attempts"], denied["error"]) == (None, "denied", 0, error)
-
-
-# ── deleting ────────────────────────────────────────────────────────────────────────────────────────────────────
+    assert (denied["session_mode"], denied["session_scope"]) == ("reuse_session", "user")
 
 
 @OPTIONAL
-@pytest.mark.spec("12.5", "14.2")
-async def test_a_deleted_session_leaves_digests_and_nothing_that_was_said(store: Store, apart: bool) -> None:
-    facts, other = Facts(), Facts()
-    put(store, [other.created(), *other.whole_run(other.run(), text="stays")], apart)
-    root = facts.run()
-    story = [facts.created(user="ann"), facts.handoff(root, "ho_1"), *facts.whole_run(root, text="secret")]
-    put(store, [*story, facts.closed("deleted")], apart)
-    for table in ("messages", "tool_calls", "runs", "handoffs", "memories"):
-        assert await store.rows(table, session_id=facts.session.id) == [], table
-        assert (await store.rows(table, session_id=other.session.id) == []) is (table == "handoffs"), table
-    row = await store.row("sessions", id=facts.session.id)
-    assert (row["title"], row["user"], row["metadata"], row["config"]) == (None, None, {}, {})
-    assert row["erased_at"] is not None
-    assert await store.runs.session("default", facts.session.id) is None
-    assert await store.log.head("default", facts.session.id) is None
-    assert [e.type for e in await store.log.page("default", facts.session.id, after=0)] == ["session.closed"]
-    sessions, _ = await store.runs.sessions("default", None, 10)
-    assert [row["id"] for row in sessions] == [other.session.id]
-
-
-@pytest.mark.spec("14.2")
-def test_what_a_deleted_session_said_is_gone_from_the_file(file: Path) -> None:
-    database = Database(file)
-    writer = database.writer(replaced)
+@pytest.mark.spec("4.6")
+async def test_a_handoff_row_says_what_stood_in_for_the_subagent(store: Store, apart: bool) -> None:
     facts = Facts()
-    writer.write([facts.created(), *facts.whole_run(facts.run(), steps=20, text="xyzzy-plugh " * 50)])
-    writer.write([facts.closed("deleted")])
-    writer.close()  # the last connection moves the log into the file
-    assert b"xyzzy-plugh" not in file.read_bytes()
+    fallback, error = {"kind": "agent", "target": "helper"}, {"code": "model_error", "message": "no"}
+    end: dict[str, Any] = {"status": "fallback", "attempts": 1, "error": error, "fallback": fallback}
+    put(store, [facts.created(), facts.handoff(None, "ho_1")], apart)
+    put(store, [facts.handed_back(None, "ho_1", ["run_a", "run_b"], **end)], apart)
+    row = await store.row("handoffs")
+    assert {name: row[name] for name in end} == end
+    assert row["run_ids"] == ["run_a", "run_b"]
+    view = handoff_view(row, None)
+    assert (view["fallback"], view["session_scope"], view["run_ids"]) == (fallback, None, ["run_a", "run_b"])
 
 
 # ── any batches ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def story(choices: list[int]) -> list[Event]:
-    """What happens in two sessions, as the numbers choose."""
+    """What happens in three sessions, as the numbers choose; the last two share memories."""
     everything = [Facts(), Facts(tenant="other")]
+    everything.append(everything[1].beside())
     events = [facts.created() for facts in everything]
     open_runs: list[tuple[Facts, Any]] = []
     for choice in choices:
-        facts = everything[choice % 2]
+        facts = everything[choice % len(everything)]
         mine = [run for owner, run in open_runs if owner is facts]
-        match choice // 2 % 10, mine:
+        match choice // 3 % 11, mine:
             case 0, [*_]:
                 run = facts.run()
                 open_runs.append((facts, run))
@@ -278,13 +262,23 @@ def story(choices: list[int]) -> list[Event]:
                 call = facts.call()
                 events += [facts.called(run, call, step=2), facts.call_started(run, call, step=2)]
             case 6, [run, *_]:
-                status = list(RunStatus)[3 + choice // 20 % 5]
+                status = list(RunStatus)[3 + choice // 33 % 5]
                 events += [facts.ended(run, status), facts.waiting(run), facts.ended(run)]
                 open_runs.remove((facts, run))
             case 7, [*_, run] if run.handoff_id:
                 events += [facts.handed_back(run, run.handoff_id, [run.id]), facts.handed_back(run, run.handoff_id, [])]
             case 8, _:
                 events += [facts.updated(title=f"title {choice}"), facts.idle()]
+            case 9, [*_]:
+                run = facts.run(memory_id=f"mem_{facts.session.tenant}_{choice // 33 % 2}")
+                open_runs.append((facts, run))
+                events.append(facts.queued(run))
+            case 10, _ if facts is everything[-1]:
+                events.append(facts.closed("deleted"))
+                open_runs = [(owner, run) for owner, run in open_runs if owner is not facts]
+                everything[-1] = facts.beside()
+                everything[-1].ts += 1_000_000  # far from what the others do
+                events.append(everything[-1].created())
     return events + [everything[n].closed(("closed", "deleted")[n]) for n in range(2) if len(choices) % 3 > n]
 
 
@@ -308,7 +302,7 @@ def tables(schema: Path, batches: list[list[Event]]) -> dict[str, list[Any]]:
 
 @pytest.mark.spec("12.3")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(choices=st.lists(st.integers(0, 199), min_size=1, max_size=60), cuts=st.lists(st.integers(1, 9), min_size=1))
+@given(choices=st.lists(st.integers(0, 329), min_size=1, max_size=60), cuts=st.lists(st.integers(1, 9), min_size=1))
 def test_rows_do_not_depend_on_the_batches_that_events_come_in(
     migrated_file: Path, choices: list[int], cuts: list[int]
 ) -> None:

@@ -208,6 +208,8 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
         "counters": {"session_id": facts.session.id},
         "run": {"run_id": root.id},
         "runs": {"session_id": facts.session.id},
+        "handoffs": {"session_id": facts.session.id},
+        "spent": {"session_id": facts.session.id, "currency": "USD"},
         "handoff": {"handoff_id": "ho_1"},
         "handoff_runs": {"handoff_id": "ho_1"},
         "open_calls": {"run_id": child.id},

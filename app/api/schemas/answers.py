@@ -45,13 +45,15 @@ class Failure(Answer):
 
 
 class Usage(Answer):
-    """Tokens; cached and reasoning tokens are parts of the totals."""
+    """Tokens and money; cached and reasoning tokens are parts of the totals."""
 
     input_tokens: int
     output_tokens: int
     cached_tokens: int
     reasoning_tokens: int
     model_calls: int
+    unpriced_calls: int = Field(0, description="Model calls whose price is not known; they are not in `cost`.")
+    cost: dict[str, int] = Field(default_factory=dict, description="Money in millionths, by currency.")
 
 
 class Activity(Answer):
@@ -129,9 +131,31 @@ class StartedRun(Answer):
     after: int = Field(description="Its events follow after this id.")
 
 
+class Fallback(Answer):
+    """What stood in for the subagent."""
+
+    kind: Literal["agent", "model", "answer", "primary"]
+    target: str = Field(description="The name of the agent, model or tool; empty for a fixed answer.")
+
+
+class TreeHandoff(Answer):
+    """A delegation that a run made; one that was denied has no runs."""
+
+    id: str
+    tool: str
+    agent: str
+    name: str | None
+    status: HandoffStatus
+    attempts: int
+    error: Failure | None
+    fallback: Fallback | None
+    run_ids: list[str]
+
+
 class TreeNode(Run):
     """A run with the runs that it started."""
 
+    handoffs: list[TreeHandoff] = Field(default_factory=list)
     children: list["TreeNode"]
 
 
@@ -140,6 +164,7 @@ class Tree(Answer):
 
     session_id: str
     runs: list[TreeNode]
+    handoffs: list[TreeHandoff] = Field(default_factory=list, description="Delegations that no run made.")
     usage_total: Usage
 
 
@@ -168,10 +193,12 @@ class Delegation(Answer):
     tool: str
     depth: int
     session_mode: str
+    session_scope: str | None = Field(None, description="Who shares the memory of a `reuse_session` agent.")
     status: HandoffStatus
     attempts: int
     output: str | None
     error: Failure | None
+    fallback: Fallback | None = None
     steps: int | None
     usage: Usage | None
     usage_total: Usage | None

@@ -5,115 +5,56 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.agent.definition import SessionMode, SessionScope
+from app.api.schemas.fields import (
+    BUDGET,
+    NAMES,
+    TEXT,
+    Budget,
+    Label,
+    Metadata,
+    Milliseconds,
+    NameOrDefinition,
+    Policy,
+    Schema,
+    Surface,
+    Texts,
+    Thinking,
+    open_object,
+)
 from app.sessions.requests import DelegationInput, RunInput, SessionInput
 
-MAX_DEPTH = 50  # as of definitions; deeper values would cost more to walk than they can be worth
-MAX_MS = 7 * 24 * 3_600_000
-LABEL = 500  # characters of a title, user or name
-
-
-def _shallow(value: Any) -> Any:
-    """The value, unless it would cost too much to walk through."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for item in level for child in _children(item)]
-        if not level:
-            return value
-    raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-
-
-def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, list) else []
-
-
-def _short(value: str) -> str:
-    if len(value) > LABEL:
-        raise ValueError(f"has {len(value)} characters, at most {LABEL} are accepted")
-    return value
-
-
-def _name_or_map(value: Any) -> Any:
-    if not isinstance(value, str | dict):
-        raise ValueError("a name or an object is needed here")
-    return _shallow(value)
-
-
-def _object(description: str, /, **properties: Any) -> WithJsonSchema:
-    """An open object whose fields the service checks itself, with their places in the error."""
-    return WithJsonSchema(
-        {"type": "object", "description": description, "properties": properties, "additionalProperties": True}
-    )
-
-
-_TEXT = {"type": "string"}
-_NAMES = {"type": "array", "items": _TEXT}
-_COUNT = {"type": "integer", "minimum": 0}
-_SURFACE_KINDS = ("per_agent", "dispatch")
-
-Metadata = Annotated[dict[str, Any], AfterValidator(_shallow)]
-# Not by `max_length`, which refuses lone surrogates: those are cleaned further in, as everywhere.
-Label = Annotated[str, AfterValidator(_short), Field(json_schema_extra={"maxLength": LABEL})]
-Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
-Policy = Annotated[
-    dict[str, Any],
-    AfterValidator(_shallow),
-    _object(
-        "What may be delegated. Fields that are left out come from the agent; null is a value (unlimited, no list).",
-        enabled={"type": "boolean"},
-        max_depth={**_COUNT, "description": "1 by default; 0: no delegation, null: unlimited."},
-        timeout_ms={**_COUNT, "description": "Of each delegation; 0: none."},
-        allowed_tools={**_NAMES, "description": "Delegation tools, or `tool(agent)`; [] allows none."},
-        denied_tools=_NAMES,
-        on_denied={"type": "string", "enum": ["fail", "report"]},
-        on_error={"type": "string", "enum": ["fail", "report"]},
-    ),
-]
 Definition = Annotated[
     dict[str, Any],
-    _object(
+    open_object(
         "An agent: the keys of an agent file, `prompt` for its body. Further keys are kept as metadata.",
-        name=_TEXT,
-        description=_TEXT,
-        prompt=_TEXT,
-        tools=_NAMES,
-        disallowed_tools=_NAMES,
-        model=_TEXT,
+        name=TEXT,
+        description=TEXT,
+        prompt=TEXT,
+        tools=NAMES,
+        disallowed_tools=NAMES,
+        model=TEXT,
         temperature={"type": "number"},
         max_tokens={"type": "integer"},
         max_steps={"type": "integer"},
-        tool_choice=_TEXT,
+        tool_choice=TEXT,
         mode={"type": "string", "enum": ["primary", "subagent", "all"]},
-        agents=_NAMES,
+        agents=NAMES,
+        effort=TEXT,
+        thinking={"type": "string", "enum": ["on", "off"]},
+        tool_name={**TEXT, "description": "The name of its own tool on the surface `per_agent`."},
+        input_schema={"type": "object", "additionalProperties": True},
+        output_schema={"type": "object", "additionalProperties": True},
+        session_mode={"type": "string", "enum": [mode.value for mode in SessionMode]},
+        session_scope={"type": "string", "enum": [scope.value for scope in SessionScope]},
+        inherit_context={**TEXT, "description": "`none`, `last:<n>` or `summary`."},
+        surfaces={"type": "array", "items": {}},
+        budget=BUDGET,
         handoff={"type": "object", "additionalProperties": True},
     ),
 ]
-NameOrDefinition = Annotated[
-    Any,
-    AfterValidator(_name_or_map),
-    WithJsonSchema({"anyOf": [_TEXT, {"type": "object", "additionalProperties": True}]}),
-]
-Surface = Annotated[
-    Any,
-    AfterValidator(_name_or_map),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "enum": list(_SURFACE_KINDS)},
-                {
-                    "type": "object",
-                    "properties": {"kind": {"type": "string", "enum": list(_SURFACE_KINDS)}, "agents": _NAMES},
-                    "required": ["kind"],
-                },
-            ]
-        }
-    ),
-]
-
-
 Scope = Literal["run", "read", "approve", "admin"]
 
 
@@ -128,7 +69,7 @@ class Body(BaseModel):
 class SessionBody(Body):
     """How a session is to be; everything may be left out."""
 
-    later = frozenset({"permissions", "thinking", "budget", "texts", "default_subagent"})
+    later = frozenset({"permissions"})
 
     agent: Label | None = Field(None, description="The lead agent; default: the setting `default_agent`.")
     title: Label | None = None
@@ -142,6 +83,10 @@ class SessionBody(Body):
     model: Label | None = Field(None, description="`provider:model` or a profile, for every run of the lead agent.")
     workspace: str = Field("", description="A directory below the server's workspace root; empty: the root itself.")
     parallel_tool_calls: bool | None = None
+    thinking: Thinking | None = Field(None, description="Whether models are to think before they answer.")
+    budget: Budget | None = Field(None, description="Of all turns of the session together.")
+    texts: Texts | None = None
+    default_subagent: Label | None = Field(None, description="To whom the surface `subagent` leads.")
 
     def session(self) -> SessionInput:
         """What the service is asked for."""
@@ -156,23 +101,35 @@ class SessionBody(Body):
             model=self.model,
             workspace=self.workspace,
             parallel_tool_calls=self.parallel_tool_calls,
+            thinking=flag_of(self.thinking),
+            budget=self.budget,
+            texts=self.texts,
+            default_subagent=self.default_subagent,
         )
 
 
 class RunBody(Body):
     """One turn of a session."""
 
-    later = frozenset({"output_schema", "webhook"})
+    later = frozenset({"webhook"})
     later_values = {"on_busy": frozenset({"enqueue", "interrupt"})}
 
     input: str = Field(description="The task; an empty one is sent as `(empty task)`.")
     max_steps: int | None = Field(None, ge=1, description="Model calls before an answer is forced.")
     deadline_ms: Milliseconds = Field(0, description="Soft limit from the start of the run; 0: none.")
+    output_schema: Schema | None = None
+    budget: Budget | None = Field(None, description="Of this turn, inside the session's.")
     on_busy: Literal["reject"] = Field("reject", description="What to do while a run of the session goes on: 409.")
 
     def run(self) -> RunInput:
         """What the service is asked for."""
-        return RunInput(input=self.input, max_steps=self.max_steps, deadline_ms=self.deadline_ms)
+        return RunInput(
+            input=self.input,
+            max_steps=self.max_steps,
+            deadline_ms=self.deadline_ms,
+            output_schema=self.output_schema,
+            budget=self.budget,
+        )
 
 
 class OneShotBody(SessionBody):
@@ -184,11 +141,17 @@ class OneShotBody(SessionBody):
     input: str = Field(description="The task; an empty one is sent as `(empty task)`.")
     max_steps: int | None = Field(None, ge=1, description="Model calls before an answer is forced.")
     deadline_ms: Milliseconds = Field(0, description="Soft limit from the start of the run; 0: none.")
+    output_schema: Schema | None = None
     on_busy: Literal["reject"] = "reject"
 
     def run(self) -> RunInput:
-        """What the service is asked for."""
-        return RunInput(input=self.input, max_steps=self.max_steps, deadline_ms=self.deadline_ms)
+        """What the service is asked for; the budget is the session's."""
+        return RunInput(
+            input=self.input,
+            max_steps=self.max_steps,
+            deadline_ms=self.deadline_ms,
+            output_schema=self.output_schema,
+        )
 
 
 class SessionPatch(Body):
@@ -204,10 +167,10 @@ class SessionPatch(Body):
 
 
 class DelegationBody(Body):
-    """One task for one subagent. `user`, `metadata` and `workspace` belong to the session that is made when
+    """One task for one subagent. `user`, `metadata`, `workspace` and `texts` belong to the session that is made when
     `session_id` is left out."""
 
-    later = frozenset({"background", "resume", "output_schema"})
+    later = frozenset({"background", "resume"})
 
     agent: NameOrDefinition = Field(description="The name of an agent, or an inline definition.")
     task: str = Field(description="The work order; the subagent sees nothing else.")
@@ -220,20 +183,28 @@ class DelegationBody(Body):
     deadline_ms: Milliseconds = Field(0, description="Soft limit: then an answer is forced; 0: none.")
     policy: Policy | None = None
     model: Label | None = None
+    thinking: Thinking | None = Field(None, description="Whether the model is to think before it answers.")
+    output_schema: Schema | None = None
+    budget: Budget | None = Field(None, description="Of the subagent and everything below it.")
+    session_key: Label | None = Field(
+        None, description="Names the memory of an agent with `session_mode: reuse_session` and the scope `key`."
+    )
+    texts: Texts | None = None
     user: Label | None = None
     metadata: Metadata = Field(default_factory=dict)
     workspace: str = ""
 
     @model_validator(mode="after")
     def _one_session(self) -> "DelegationBody":
-        given = self.model_fields_set & {"user", "metadata", "workspace"}
+        given = self.model_fields_set & {"user", "metadata", "workspace", "texts"}
         if self.session_id is not None and given:
             raise ValueError(f"{', '.join(sorted(given))}: only a new session takes these, so not with session_id")
         return self
 
     def delegation(self) -> DelegationInput:
         """What the service is asked for."""
-        return DelegationInput(**{name: getattr(self, name) for name in type(self).model_fields})
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return DelegationInput(**fields | {"thinking": flag_of(self.thinking)})
 
 
 class KeyBody(Body):
@@ -284,6 +255,11 @@ class TicketBody(Body):
             if value:
                 return f"/v1/{kind}s/{value}/events"
         return self.path or ""
+
+
+def flag_of(thinking: Thinking | None) -> bool | None:
+    """Whether models are to think; None: nobody said."""
+    return None if thinking is None else thinking == "on"
 
 
 def microseconds(moment: datetime) -> int:

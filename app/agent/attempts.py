@@ -1,0 +1,257 @@
+"""The attempts of one handoff: each is a run; which memory it gets, how often and how long it is tried (spec 4.4, 4.7).
+
+Knows neither admission nor fallbacks: `handoff.py` decides about those.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from app.agent import events
+from app.agent.budget import Reservation
+from app.agent.errors import SubagentdError
+from app.agent.orders import BUDGET_CODE, Delegator, Fallback, HandoffOrder, HandoffResult, Pacing, TaskState
+from app.agent.policy import HandoffPolicy, shortest
+from app.agent.runs import Failure, HandoffStatus, Launcher, ReusePlan, RunOutcome, RunRequest, RunStatus, StopReason
+
+_STOPPED = {
+    HandoffStatus.CANCELLED: Failure(code="cancelled", message="the handoff was cancelled"),
+    HandoffStatus.INTERRUPTED: Failure(code="interrupted", message="the service stopped between two attempts"),
+}
+_WAITS_FOR_ITSELF = Failure(
+    code="memory_busy",
+    message="the memory of this agent is in use by a run that waits for this one: waiting for it would never end",
+)
+
+
+@dataclass(slots=True)
+class OpenHandoff:
+    """One handoff while it goes on. `counted`: it was taken out of the budget as a delegation; `ending`: it was
+    `stopped`, which also counts while no run of it is under way."""
+
+    id: str
+    name: str
+    by: Delegator
+    order: HandoffOrder
+    began: float
+    started: Callable[[str, str], None] | None
+    plan: ReusePlan | None
+    runs: list[str] = field(default_factory=list)
+    attempts: int = 0
+    fallback: Fallback | None = None
+    counted: bool = False
+    delegation: Reservation | None = None
+    stopped: HandoffStatus | None = None
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    final: HandoffResult | None = None
+
+    def state(self) -> TaskState:
+        """What somebody who asks is told."""
+        final, agent = self.final, self.order.definition.name
+        if final is None:
+            return TaskState(task_id=self.id, agent=agent, name=self.name, status=HandoffStatus.RUNNING)
+        error = None if final.ok or final.error is None else final.error.message
+        result = final.output if final.ok else None
+        return TaskState(task_id=self.id, agent=agent, name=self.name, status=final.status, result=result, error=error)
+
+    def stop(self, status: HandoffStatus) -> None:
+        """Let it begin nothing further and end with this status (cancelled, interrupted)."""
+        self.stopped = self.stopped or status
+        self.ending.set()
+
+    def cut_short(self) -> HandoffResult:
+        """The result of one that was stopped while no run of it was under way."""
+        status = self.stopped or HandoffStatus.CANCELLED
+        return self.result(status, _STOPPED[status])
+
+    async def ends_within(self, seconds: float) -> bool:
+        """Wait that long, unless somebody wants it to end; whether somebody does."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.ending.wait()
+        except TimeoutError:
+            return False
+
+    def result(self, status: HandoffStatus, error: Failure | None, outcome: RunOutcome | None = None) -> HandoffResult:
+        """A result as things stand."""
+        return HandoffResult(
+            handoff_id=self.id,
+            name=self.name,
+            status=status,
+            outcome=outcome,
+            error=error,
+            run_ids=tuple(self.runs),
+            attempts=self.attempts,
+            fallback=self.fallback,
+        )
+
+
+class Attempts:
+    """Runs handoffs until one attempt completes or no further one may begin."""
+
+    def __init__(self, launcher: Launcher, pacing: Pacing, default_steps: int) -> None:
+        self._launcher = launcher
+        self._pacing = pacing
+        self._default_steps = default_steps
+        self._cuts: set[asyncio.Task[tuple[str, ...]]] = set()
+
+    async def run(self, handoff: OpenHandoff, request: RunRequest) -> HandoffResult:
+        """The first attempt that completes, or the last one (spec 4.7)."""
+        loop, policy = asyncio.get_running_loop(), handoff.by.policy
+        tries = policy.max_retries + 1 if policy.enabled else 1
+        until = deadline_of(policy)
+        last_start = until or loop.time() + self._pacing.deadline_ms / 1000
+        while True:
+            result = await self.once(handoff, request, until)
+            tries -= 1
+            if result.ok or tries <= 0 or result.error is None or not result.error.passing:
+                return result
+            pause = self._pacing.delay_ms(max(1, handoff.attempts), result.error.retry_after_ms) / 1000
+            if loop.time() + pause > last_start:
+                return result
+            if await handoff.ends_within(pause):
+                return handoff.cut_short()
+            if loop.time() >= last_start:  # a busy loop wakes late
+                return result
+
+    async def once(
+        self, handoff: OpenHandoff, request: RunRequest, until: float | None = None, *, counts: bool = True
+    ) -> HandoffResult:
+        """One run, from its queueing to its end, at `until` (on the clock of the event loop) at the latest. Nothing of
+        it goes on when this returns."""
+        seat = None
+        try:
+            if handoff.plan is not None:
+                by = handoff.by
+                seat = self._launcher.seat(by.session.tenant, handoff.plan.memory_id, by.run)
+                if seat is None:
+                    return handoff.result(HandoffStatus.FAILED, _WAITS_FOR_ITSELF)
+                await seat.opened()
+                request = replace(request, memory_id=seat.memory_id, seat=seat)
+            if handoff.ending.is_set():
+                if seat is not None:
+                    seat.leave()
+                return handoff.cut_short()
+            run = self._launcher.launch(request)
+        except BaseException as error:
+            if seat is not None:
+                seat.leave()
+            if not isinstance(error, SubagentdError):
+                raise
+            return handoff.result(HandoffStatus.FAILED, Failure(code=error.code, message=error.message))
+        handoff.runs.append(run.id)
+        handoff.attempts += counts
+        if handoff.started is not None and len(handoff.runs) == 1:
+            handoff.started(handoff.id, run.id)
+        # not by the run's own clock, which stands still while it waits for its memory
+        cut = None if until is None else asyncio.get_running_loop().call_at(until, self._cut, run.id)
+        try:
+            outcome = await self._launcher.wait(run.id)
+        except asyncio.CancelledError:
+            # a child that was waited for must not outlive a parent that stopped waiting
+            await self._launcher.cancel(run.id)
+            raise
+        finally:
+            if cut is not None:
+                cut.cancel()
+        return handoff.result(HandoffStatus(outcome.status.value), outcome.error or _unfinished(outcome), outcome)
+
+    def _cut(self, run_id: str) -> None:
+        task = asyncio.create_task(self._launcher.cancel(run_id, status=RunStatus.TIMED_OUT), name=f"cut {run_id}")
+        self._cuts.add(task)  # or it may be collected while it runs
+        task.add_done_callback(self._cuts.discard)
+
+    def request(self, handoff: OpenHandoff, text: str, *, other_agent: bool = False) -> RunRequest:
+        """What is asked of the launcher for one attempt with this task message. `other_agent`: one that stands in for
+        the agent that was asked for."""
+        by, order = handoff.by, handoff.order
+        definition, policy = order.definition, by.policy
+        # a caller's policy was made of the definition of the agent that it asked for
+        own = policy if by.run is None and not other_agent else policy.narrowed(definition.policy)
+        of_caller = policy.budget if by.run is None and other_agent else None
+        bounds = (definition.budget, of_caller, own.budget, order.budget)
+        return RunRequest(
+            session=by.session,
+            definition=definition,
+            task=text,
+            policy=own,
+            max_steps=order.max_steps or definition.max_steps or self._default_steps,
+            surfaces=by.surfaces if definition.surfaces is None else definition.surfaces,
+            depth=by.child_depth,
+            parent=by.run,
+            parent_call_id=order.call_id,
+            handoff_id=handoff.id,
+            name=handoff.name,
+            model=definition.model or by.model,
+            effort=definition.effort or by.effort,
+            thinking=by.thinking if definition.thinking is None else definition.thinking,
+            tools=order.tools,
+            inherited_tools=by.tools,
+            parallel_tool_calls=by.parallel_tool_calls and definition.parallel_tool_calls is not False,
+            deadline_ms=order.deadline_ms,
+            timeout_ms=shortest(policy.timeout_ms, order.timeout_ms),
+            budgets=tuple(limits for limits in bounds if limits is not None),
+            output_schema=order.output_schema if order.output_schema is not None else definition.output_schema,
+        )
+
+
+def deadline_of(policy: HandoffPolicy) -> float | None:
+    """When attempts that begin now must have ended by a policy, on the clock of the event loop; None: no limit."""
+    if not (policy.enabled and policy.deadline_ms):
+        return None
+    return asyncio.get_running_loop().time() + policy.deadline_ms / 1000
+
+
+def _unfinished(outcome: RunOutcome) -> Failure | None:
+    if outcome.status is RunStatus.COMPLETED:
+        return None
+    if outcome.stop_reason is StopReason.BUDGET:
+        return Failure(code=BUDGET_CODE, message="the budget of this task is used up")
+    return Failure(code=outcome.status.value, message=f"the subagent's run ended {outcome.status.value}")
+
+
+def started_payload(handoff: OpenHandoff) -> events.HandoffStarted:
+    """What `handoff.start` says."""
+    by, order, plan = handoff.by, handoff.order, handoff.plan
+    payload = events.HandoffStarted(
+        handoff_id=handoff.id,
+        call_id=order.call_id,
+        tool=order.tool,
+        subagent=order.definition.name,
+        name=handoff.name,
+        depth=by.child_depth,
+        session_mode=order.definition.session_mode.value,
+        surface=order.surface,
+        background=False,
+        input=order.input,
+        purpose=order.purpose,
+    )
+    if plan is not None:
+        payload["session_scope"] = plan.scope.value
+        if plan.note is not None:
+            payload["scope_note"] = plan.note
+    return payload
+
+
+def ended_payload(handoff: OpenHandoff, result: HandoffResult) -> events.HandoffEnded:
+    """What `handoff.end` says."""
+    by, order, error = handoff.by, handoff.order, result.error
+    payload = events.HandoffEnded(
+        handoff_id=result.handoff_id,
+        call_id=order.call_id,
+        tool=order.tool,
+        subagent=order.definition.name,
+        name=result.name,
+        status=result.status.value,
+        depth=by.child_depth,
+        session_mode=order.definition.session_mode.value,
+        attempts=handoff.attempts,
+        duration_ms=int((asyncio.get_running_loop().time() - handoff.began) * 1000),
+        output=result.output,
+        error=events.ErrorInfo(code=error.code, message=error.message) if error else None,
+        run_ids=list(result.run_ids),
+    )
+    if result.fallback is not None:
+        payload["fallback"] = events.FallbackInfo(kind=result.fallback.kind, target=result.fallback.target)
+    return payload

@@ -1,0 +1,136 @@
+"""With what a run is sent off: its tools (spec 7.2), the means to delegate, and what children may inherit.
+
+Knows neither the order of a run (`runner.py`) nor any concrete tool.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from app.agent.asking import summarised
+from app.agent.definition import AgentDefinition, Surface, SurfaceKind
+from app.agent.delegation import delegation_tools, is_delegation, registry_with, surfaces_of, tool_names
+from app.agent.errors import BudgetSpent, ModelError
+from app.agent.handoff import Handoffs
+from app.agent.inheritance import texts_of
+from app.agent.live_run import LiveRun, RunnerParts
+from app.agent.orders import Delegator
+from app.agent.runs import RunRequest, Session
+from app.agent.surfaces import SurfaceParts
+from app.agent.tools import ToolRegistry, ToolSpec, default_tools
+
+log = logging.getLogger(__name__)
+
+LAST_TEXTS = 4  # stand in for a summary that could not be made
+
+
+class Equipment:
+    """Gives runs their tools."""
+
+    def __init__(self, parts: RunnerParts, handoffs: Handoffs) -> None:
+        self._parts = parts
+        self._surfaces = SurfaceParts(handoffs=handoffs, masker=parts.masker, limit=parts.output_limit)
+
+    def tools(self, live: LiveRun) -> tuple[ToolRegistry, tuple[ToolSpec, ...]]:
+        """The registry of a run (spec 7.2) and what the model is shown of it."""
+        request, parts = live.request, self._parts
+        names = self._whitelist(request)
+        ordinary = parts.tools.select(names)
+        surfaces = surfaces_of(request.definition, names, request.surfaces, self._tool_names(request.session, names))
+        if not surfaces:
+            return ordinary, ordinary.specs
+        delegation = delegation_tools(
+            self._delegator(live, tuple(ordinary)),
+            self._surfaces,
+            surfaces,
+            parts.roster.delegable(request.session),
+            request.definition.disallowed_tools,
+            default_subagent=self._default_subagent(request.session, surfaces),
+        )
+        registry = registry_with(ordinary, delegation)
+        shown = tuple(s for s in registry.specs if not s.delegation or s.name in delegation.offered)
+        return registry, shown
+
+    def check(self, request: RunRequest) -> None:
+        """Raises `InvalidRequest` when the run's tools could not be put together: two of one name, an agent whose name
+        leaves no tool name."""
+        names = self._whitelist(request)
+        surfaces = surfaces_of(request.definition, names, request.surfaces, self._tool_names(request.session, names))
+        plain = (SurfaceKind.TASK, SurfaceKind.DISPATCH)
+        if all(surface.kind in plain and not surface.templates for surface in surfaces):
+            return  # they have fixed names and texts
+        by = Delegator(
+            session=request.session, run=None, policy=request.policy, surfaces=request.surfaces, model=None,
+            parallel_tool_calls=True,
+        )  # fmt: skip
+        agents = self._parts.roster.delegable(request.session)
+        delegation_tools(
+            by,
+            self._surfaces,
+            surfaces,
+            agents,
+            request.definition.disallowed_tools,
+            default_subagent=self._default_subagent(request.session, surfaces),
+        )
+
+    def _tool_names(self, session: Session, names: tuple[str, ...]) -> Mapping[str, str]:
+        """Agents by their tool's name, where a whitelist holds names that are no ordinary tools."""
+        if all(name in self._parts.tools or is_delegation(name) for name in names):
+            return {}
+        found = tool_names(self._parts.roster.delegable(session))
+        # an agent that calls its tool like an ordinary one must not turn what others were granted into delegation
+        return {name: agent for name, agent in found.items() if name not in self._parts.tools}
+
+    def _default_subagent(self, session: Session, surfaces: Sequence[Surface]) -> AgentDefinition | None:
+        if all(surface.kind is not SurfaceKind.SUBAGENT for surface in surfaces):
+            return None  # nobody asks for it
+        return self._parts.roster.default_subagent(session, self._parts.default_subagent or None)
+
+    def _delegator(self, live: LiveRun, tools: tuple[str, ...]) -> Delegator:
+        request, roster = live.request, self._parts.roster
+        return Delegator(
+            session=request.session,
+            run=live.run,
+            policy=request.policy,
+            surfaces=request.surfaces,
+            model=request.model,
+            effort=request.effort,
+            thinking=request.thinking,
+            parallel_tool_calls=request.parallel_tool_calls,
+            tools=tools,
+            budget=live.budget,
+            find=lambda name: roster.find(request.session, name),
+            history=lambda: live.work.memory.messages if live.work is not None else (),
+            summary=lambda: self._summary(live),
+        )
+
+    async def _summary(self, live: LiveRun) -> str:
+        """The run's conversation in short; its last texts when no model can say it. Children of one turn share it."""
+        work = live.work
+        assert work is not None  # only tools ask, and those run within it
+        said = texts_of(work.memory.messages)
+        async with work.summing:
+            if work.summary is None or work.summary[0] != len(said):
+                text = "\n".join(f"{role}: {text}" for role, text in said)
+                try:
+                    summary = await summarised(work, text)
+                except (ModelError, BudgetSpent) as error:
+                    log.warning("run %s: no summary for a subagent, its last texts are used: %s", live.run.id, error)
+                    summary = ""
+                work.summary = (len(said), summary if summary.strip() else _last(said))
+            return work.summary[1]
+
+    def _whitelist(self, request: RunRequest) -> tuple[str, ...]:
+        definition = request.definition
+        names = definition.tools
+        if names is None:
+            names = request.inherited_tools
+        if names is None:
+            names = default_tools(self._parts.tools)
+        if request.tools is not None:  # a caller may only narrow
+            names = tuple(name for name in names if name in request.tools)
+        gone = set(definition.disallowed_tools)
+        return tuple(name for name in names if name not in gone)
+
+
+def _last(said: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"{role}: {text}" for role, text in said[-LAST_TEXTS:])

@@ -1,0 +1,101 @@
+"""A run in the air, and what every run is made of.
+
+Knows neither how a run is driven (`runner.py`) nor who waits for it (`supervisor.py`).
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.agent.admission import Places
+from app.agent.budget import Budget, Meter
+from app.agent.chat import ModelCatalog
+from app.agent.definition import MAX_STEPS
+from app.agent.delegation import Roster
+from app.agent.events import Event, Masker, Recorder
+from app.agent.filters import Find
+from app.agent.handoff import Lookup
+from app.agent.orders import SUBAGENT_STEPS, Pacing
+from app.agent.runs import MemoryState, Run, RunOutcome, RunRequest, Session
+from app.agent.shared_memories import Load, MemorySeat
+from app.agent.tools import OutputLimit, SchemaChecker, ToolRegistry
+from app.agent.work import Control, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerParts:
+    """What every run is made of. `workspace` gives the directory of a session, for its tools; `find` what stands at an
+    import path; `load` reads a memory and `lookup` the row of a handoff, with all that was recorded before."""
+
+    recorder: Recorder
+    models: ModelCatalog
+    tools: ToolRegistry
+    roster: Roster
+    checker: SchemaChecker
+    masker: Masker
+    output_limit: OutputLimit
+    workspace: Callable[[Session], Path]
+    find: Find
+    load: Load
+    lookup: Lookup
+    pacing: Pacing = field(default_factory=Pacing)
+    default_subagent: str = ""
+    subagent_steps: int = SUBAGENT_STEPS
+    max_steps: int = MAX_STEPS
+
+
+class LiveRun:
+    """A run in the air: its request, its control, and how it ended once it has.
+
+    `budget` is the innermost one that bounds it, `clocks` are those whose wall time runs while it does, `own` those
+    that begin with it. `seat` is its place at a shared memory, `places` those that it needs to work.
+    """
+
+    __slots__ = (
+        "began", "budget", "clocks", "control", "ended", "memory", "meter", "outcome", "own", "places", "request",
+        "run", "seat", "started", "timer", "timing", "work",
+    )  # fmt: skip
+
+    def __init__(
+        self, run: Run, request: RunRequest, *, above: Budget | None = None, seat: MemorySeat | None = None
+    ) -> None:
+        self.run = run
+        self.request = request
+        self.control = Control()
+        self.places = Places(above.places() if above is not None and run.depth else ())
+        own: list[Budget] = []
+        for limits in request.budgets:
+            above = Budget(limits, above)
+            own.append(above)
+        self.budget = above
+        self.own = tuple(own)
+        root = request.parent is None
+        self.clocks = tuple(above.chain()) if root and above is not None else self.own
+        self.timing = False
+        self.seat = seat
+        self.memory: MemoryState | None = request.memory
+        self.meter: Meter | None = None
+        self.outcome: RunOutcome | None = None
+        self.ended: Event | None = None
+        self.work: Work | None = None
+        self.started = False  # as a subagent: its stop is due
+        self.began = asyncio.get_running_loop().time()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def give_back(self) -> None:
+        """Everything that others may wait for."""
+        if self.timing:
+            self.timing = False
+            for budget in self.clocks:
+                budget.end()
+        if self.meter is not None:
+            self.meter.release()
+        self.places.give()
+        if self.seat is not None:
+            memory = self.work.memory if self.work is not None else None
+            state = None
+            if memory is not None:
+                messages = tuple(memory.messages)
+                state = MemoryState(messages=messages, next_turn=self.run.turn + 1, next_seq=memory.next_seq)
+            self.seat.leave(state)

@@ -1,0 +1,171 @@
+"""Memories that several runs use one after the other: who is next, and who would wait for itself.
+
+One queue for each memory, in the order of asking. What a run leaves is handed to the next one; the store is read only
+when a memory has no queue. Knows neither runs nor sessions by more than their ids.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any
+
+from app.agent.runs import MemoryState
+
+Load = Callable[[str, str], Coroutine[Any, Any, MemoryState]]
+
+
+class _Shared:
+    """One memory with its queue; the first seat holds it."""
+
+    __slots__ = ("key", "queue", "reading", "stale", "state", "taken")
+
+    def __init__(self, key: tuple[str, str]) -> None:
+        self.key = key
+        self.queue: deque[MemorySeat] = deque()
+        self.reading: asyncio.Task[MemoryState] | None = None
+        self.state: MemoryState | None = None
+        self.stale = False  # something of it was erased since
+        self.taken = 0  # seats that were given since the memory was read
+
+
+class MemorySeat:
+    """A place in the queue (port `Seat`). `parent_id`: the run that delegates; `run_id`: the one that sits on it."""
+
+    __slots__ = ("_all", "_mine", "_number", "_shared", "parent_id", "run_id")
+
+    def __init__(self, all_seats: "SharedMemories", shared: _Shared, number: int, parent_id: str | None) -> None:
+        self._all = all_seats
+        self._shared = shared
+        self._number = number
+        self._mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.parent_id = parent_id
+        self.run_id: str | None = None
+
+    @property
+    def memory_id(self) -> str:
+        """Which memory."""
+        return self._shared.key[1]
+
+    @property
+    def turn(self) -> int:
+        """The ordinal of the run in the memory: in the order of the seats, also when one of them is given up."""
+        reading = self._shared.reading
+        assert reading is not None and reading.done(), "opened() comes first"
+        return reading.result().next_turn + self._number
+
+    async def opened(self) -> None:
+        """Wait until the memory is read."""
+        if self._shared.reading is None:
+            self._shared.reading = asyncio.create_task(self._all.read(*self._shared.key), name="read memory")
+        await asyncio.shield(self._shared.reading)
+
+    async def hold(self) -> MemoryState:
+        """Wait for one's turn; what the memory holds then."""
+        await self.opened()
+        if self._shared.queue[0] is not self:
+            await self._mine
+        shared = self._shared
+        while shared.stale:
+            shared.stale = False
+            try:
+                shared.state = await self._all.read(*shared.key)
+            except BaseException:
+                shared.stale = True  # for whoever comes next
+                raise
+        assert shared.reading is not None
+        return shared.state if shared.state is not None else shared.reading.result()
+
+    def leave(self, state: MemoryState | None = None) -> None:
+        """Give the place up, with what the memory holds now if it was held."""
+        if state is not None:
+            self._shared.state = state
+        self._all.left(self, self._shared)
+
+    def ahead(self) -> Iterable["MemorySeat"]:
+        """Those who come before this one."""
+        for seat in self._shared.queue:
+            if seat is self:
+                return
+            yield seat
+
+    def call(self) -> None:
+        """It is this one's turn."""
+        if not self._mine.done():
+            self._mine.set_result(None)
+
+
+class SharedMemories:
+    """All queues of a process."""
+
+    def __init__(self, load: Load, children: Callable[[str], Collection[str]]) -> None:
+        """`load` reads a memory from the store; `children` are the open runs that a run has started."""
+        self.read = load
+        self._children = children
+        self._memories: dict[tuple[str, str], _Shared] = {}
+        self._of_parent: dict[str, set[MemorySeat]] = {}  # of its children, with a run or not yet
+
+    @property
+    def used(self) -> bool:
+        """Whether anybody has a place anywhere."""
+        return bool(self._memories or self._of_parent)
+
+    def take(self, tenant: str, memory_id: str, parent_id: str | None, lineage: Collection[str]) -> MemorySeat | None:
+        """The last place in the queue; None when one of those ahead waits for `lineage`: the runs which this place
+        keeps waiting."""
+        shared = self._memories.get((tenant, memory_id))
+        if shared is None:
+            shared = self._memories[(tenant, memory_id)] = _Shared((tenant, memory_id))
+        elif self._waits(shared.queue, lineage):
+            return None
+        seat = MemorySeat(self, shared, shared.taken, parent_id)
+        shared.taken += 1
+        shared.queue.append(seat)
+        if parent_id is not None:
+            self._of_parent.setdefault(parent_id, set()).add(seat)
+        return seat
+
+    def reread(self) -> None:
+        """Something was erased from the store: the next ones get what is left of their memories there."""
+        for shared in self._memories.values():
+            shared.stale = True
+
+    def sit(self, seat: MemorySeat, run_id: str) -> None:
+        """The seat belongs to that run from now on."""
+        seat.run_id = run_id
+
+    def _waits(self, ahead: Iterable[MemorySeat], lineage: Collection[str]) -> bool:
+        """Whether anybody ahead gets on only after one of `lineage` has ended."""
+        seats, runs = list(ahead), list[str]()
+        seen: set[object] = set()
+        while seats or runs:
+            if seats:
+                seat = seats.pop()
+                if seat not in seen:
+                    seen.add(seat)
+                    seats.extend(seat.ahead())
+                    runs.extend([seat.run_id] if seat.run_id is not None else [])
+                continue
+            run = runs.pop()
+            if run in lineage:
+                return True
+            if run not in seen:
+                seen.add(run)
+                runs.extend(self._children(run))
+                seats.extend(self._of_parent.get(run, ()))
+        return False
+
+    def left(self, seat: MemorySeat, shared: _Shared) -> None:
+        """A seat was given up."""
+        if seat not in shared.queue:
+            return
+        first = shared.queue[0] is seat
+        shared.queue.remove(seat)
+        if seat.parent_id is not None:
+            own = self._of_parent.get(seat.parent_id, set())
+            own.discard(seat)
+            if not own:
+                self._of_parent.pop(seat.parent_id, None)
+        if not shared.queue:
+            self._memories.pop(shared.key, None)
+        elif first:
+            shared.queue[0].call()

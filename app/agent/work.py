@@ -1,0 +1,215 @@
+"""What the loop of one run works with, and how what was said enters its memory and the log.
+
+Knows neither when a run stops (`loop.py`) nor how it is opened (`runner.py`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.agent import events
+from app.agent.budget import Budget, Meter
+from app.agent.calls import ToolCalls
+from app.agent.chat import ChatModel, Finish, Reply
+from app.agent.definition import AgentDefinition
+from app.agent.events import Recorder
+from app.agent.ids import new_id
+from app.agent.messages import NO_USAGE, Message, Role, Usage
+from app.agent.runs import MemoryState, Run, RunOutcome, RunStatus, Session, StopReason
+from app.agent.texts import Texts
+from app.agent.tools import SchemaChecker, ToolRegistry, ToolSpec
+
+
+class Control:
+    """What others may tell a run that is under way, and what its children have used.
+
+    `soft_at` and `hard_at` are on the clock of the event loop; None: no deadline. `soft_reason`: whose it is, that of
+    a request or the wall time of a budget.
+    """
+
+    __slots__ = ("hard_at", "requested", "soft_at", "soft_reason", "usage_below")
+
+    def __init__(self) -> None:
+        self.requested: RunStatus | None = None
+        self.soft_reason = StopReason.DEADLINE
+        self.soft_at: float | None = None
+        self.hard_at: float | None = None
+        self.usage_below: Usage = NO_USAGE
+
+    def check(self) -> None:
+        """Stop here when the run was told to end: an ending child must not set its parent going again."""
+        if self.requested is not None:
+            raise asyncio.CancelledError
+
+    def settle(self, outcome: RunOutcome) -> None:
+        """Count what a child and its subtree used."""
+        self.usage_below = self.usage_below + outcome.usage_total
+
+
+class WorkingMemory:
+    """The messages of one memory while a run works on it, and the numbers that they get."""
+
+    __slots__ = ("messages", "next_seq")
+
+    def __init__(self, state: MemoryState | None) -> None:
+        self.messages: list[Message] = list(state.messages) if state else []
+        self.next_seq = state.next_seq if state else 1
+
+    def reserve(self, count: int) -> int:
+        """Take `count` numbers; returns the first."""
+        first = self.next_seq
+        self.next_seq += count
+        return first
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """Everything that the loop of one run works with; changes as it goes on, and ends with the run.
+
+    `summary`: how many texts the conversation had when it was summed up for a child, and the summary.
+    `first`: where the run's own messages begin in the memory. `place`: step and sub of the next message that is no
+    reply, so that the order by (turn, step, sub) is that in the memory.
+    """
+
+    session: Session
+    run: Run
+    definition: AgentDefinition
+    model: ChatModel
+    registry: ToolRegistry
+    offered: tuple[ToolSpec, ...]
+    memory: WorkingMemory
+    calls: ToolCalls
+    recorder: Recorder
+    control: Control
+    workspace: Path
+    max_steps: int
+    parallel: bool
+    meter: Meter
+    checker: SchemaChecker
+    output_schema: Mapping[str, Any] | None = None
+    effort: str | None = None
+    thinking: bool | None = None
+    budget: Budget | None = None
+    pause: Callable[[], None] | None = None
+    go_on: Callable[[], Awaitable[None]] | None = None
+    first: int = 0
+    place: tuple[int, int] = (0, 0)
+    steps: int = 0
+    usage: Usage = NO_USAGE
+    step_usage: Usage = NO_USAGE
+    text: str = ""
+    shown: list[str] = field(default_factory=list)
+    nudged: bool = False
+    sent_back: bool = False
+    summary: tuple[int, str] | None = None
+    summing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def texts(self) -> Texts:
+        """What the service says in this session."""
+        return self.session.texts
+
+    def spend(self, usage: Usage) -> None:
+        """Count what one model call used."""
+        self.usage = self.usage + usage
+        self.step_usage = self.step_usage + usage
+
+    def add(self, role: Role, content: str) -> None:
+        """Append a system or user message."""
+        step, sub = self.place
+        self.place = (step, sub + 1)
+        message = Message(role=role, content=content)
+        self.memory.messages.append(message)
+        payload = _message_event(self.run, self.memory.reserve(1), sub, message)
+        self.recorder.record(self.run, events.MESSAGE, payload, step=step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came out of the loop."""
+
+    text: str
+    stop_reason: StopReason
+    forced: bool = False
+
+
+def keep_partial(work: Work) -> None:
+    """What was shown of a reply that breaks off, as a partial message."""
+    text = "".join(work.shown)
+    if not text.strip():
+        return
+    work.text = text
+    work.place = (work.steps, 1)
+    message = Message(role=Role.ASSISTANT, content=text, partial=True)
+    work.memory.messages.append(message)
+    payload = _message_event(work.run, work.memory.reserve(1), 0, message)
+    work.recorder.record(work.run, events.MESSAGE, payload, step=work.steps)
+
+
+def keep_reply(work: Work, reply: Reply) -> int:
+    """The assistant message enters the memory and the log; returns its number."""
+    message = Message(
+        role=Role.ASSISTANT,
+        content=reply.text,
+        reasoning=reply.reasoning,
+        tool_calls=reply.tool_calls,
+        partial=reply.finish is Finish.LENGTH,
+        provider=reply.provider,
+        opaque=reply.opaque,
+    )
+    if reply.text.strip():
+        work.text = reply.text
+    work.place = (work.steps, 1 + len(reply.tool_calls))
+    work.memory.messages.append(message)
+    seq = work.memory.reserve(1 + len(reply.tool_calls))
+    tokens = reply.usage.output_tokens if reply.usage else None
+    payload = _message_event(work.run, seq, 0, message, tokens)
+    if reply.tool_calls:  # the step goes on, and may be broken off before it states what it used
+        payload["usage"] = work.step_usage.as_dict()
+    work.recorder.record(work.run, events.MESSAGE, payload, step=work.steps)
+    return seq
+
+
+def _message_event(run: Run, seq: int, sub: int, message: Message, tokens: int | None = None) -> events.MessageAdded:
+    calls = [
+        events.CallInfo(
+            call_id=call.call_id,
+            provider_call_id=call.provider_call_id,
+            name=call.name,
+            arguments=call.raw,
+            opaque=dict(call.opaque) if call.opaque else None,
+        )
+        for call in message.tool_calls
+    ]
+    return events.MessageAdded(
+        message_id=new_id("msg"),
+        memory_id=run.memory_id,
+        memory_seq=seq,
+        turn=run.turn,
+        sub=sub,
+        role=message.role.value,
+        content=message.content,
+        reasoning=message.reasoning or None,
+        tool_calls=calls or None,
+        tokens=tokens,
+        partial=True if message.partial else None,
+        provider=message.provider or None,
+        opaque=dict(message.opaque) if message.opaque else None,
+    )
+
+
+def completed(work: Work, reply: Reply, step: int, began: float) -> None:
+    """State that a step is done, and what it used."""
+    work.recorder.record(
+        work.run,
+        events.STEP_COMPLETED,
+        events.StepCompleted(
+            finish=reply.finish.value,
+            tool_calls=len(reply.tool_calls),
+            usage=work.step_usage.as_dict(),
+            duration_ms=int((asyncio.get_running_loop().time() - began) * 1000),
+        ),
+        step=step,
+    )
