@@ -112,6 +112,7 @@ class ModelProfile(Group):
     headers: dict[str, str] = Field(default_factory=dict)
     input_price: int | None = Field(None, ge=0, description="Micro-units of the currency per million tokens.")
     cached_price: int | None = Field(None, ge=0, description="Of input tokens from a cache; default: as the others.")
+    cache_write_price: int | None = Field(None, ge=0, description="Of tokens a cache takes in; default: 5/4 of input.")
     output_price: int | None = Field(None, ge=0, description="Set with input_price, or not at all.")
     currency: str = Field("USD", pattern="^[A-Z]{3}$")
 

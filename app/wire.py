@@ -5,7 +5,7 @@ Knows neither HTTP nor the store.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -66,6 +66,30 @@ def encode(value: Any) -> bytes:
         return _encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
         return json.dumps(clean(value), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def encode_tree(value: Mapping[str, Any], below: Collection[str]) -> bytes:
+    """A map as JSON whose lists under the keys `below` hold maps of the same kind, in however many levels. Each map is
+    encoded for itself, so that neither the depth of the tree nor what stands in another map takes anything away."""
+    pieces: list[bytes] = []
+    waiting: list[bytes | Mapping[str, Any]] = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, bytes):
+            pieces.append(item)
+            continue
+        own = {key: inner for key, inner in item.items() if key not in below}
+        parts: list[bytes | Mapping[str, Any]] = [encode(own)[:-1]]
+        comma = b"," if own else b""
+        for key in [key for key in below if key in item]:
+            parts.append(b"%b%b:[" % (comma, encode(key)))
+            for at, inner in enumerate(item[key]):
+                parts.extend((b",", inner) if at else (inner,))
+            parts.append(b"]")
+            comma = b","
+        parts.append(b"}")
+        waiting.extend(reversed(parts))
+    return b"".join(pieces)
 
 
 def decode(data: bytes | str) -> Any:

@@ -188,17 +188,25 @@ def test_every_field_of_a_profile_is_one_of_the_models_own() -> None:
 def test_prices_and_the_way_of_thinking_are_settings_of_a_profile() -> None:
     write_toml(
         "[models.profiles.fast]\nprovider = 'scripted'\nmodel = 'echo'\ninput_price = 150000\ncached_price = 75000\n"
+        "cache_write_price = 170000\n"
         "output_price = 600000\ncurrency = 'EUR'\nthinking_style = 'enable_thinking'\n"
     )
     given = load().models.profiles["fast"]
     profile = Profile(name="fast", **given.model_dump(exclude={"api_key_env", "base_url"}))
     assert profile.prices == Prices(input=150_000, cached=75_000, output=600_000, currency="EUR")
-    assert profile.thinking_style == "enable_thinking"
+    assert (profile.cache_write_price, profile.thinking_style) == (170_000, "enable_thinking")
 
 
 @pytest.mark.spec("13.3")
 @pytest.mark.parametrize(
-    ("name", "value"), [("input_price", -1), ("output_price", 0.5), ("currency", "usd"), ("thinking_style", "on")]
+    ("name", "value"),
+    [
+        ("input_price", -1),
+        ("cache_write_price", -1),
+        ("output_price", 0.5),
+        ("currency", "usd"),
+        ("thinking_style", "on"),
+    ],
 )
 def test_a_price_or_a_style_that_there_cannot_be_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=rf"models\.profiles\.fast\.{name}"):
@@ -294,7 +302,7 @@ def test_checking_agents_knows_the_operators_own_tools(
     assert check_agents(load(agents=[folder], tools={"functions": ["own_checked_tools:weather"]}), as_json=False) == 0
     assert "weather" not in capsys.readouterr().out
     check_agents(load(agents=[folder]), as_json=False)
-    assert "unknown tools: weather" in capsys.readouterr().out
+    assert "there is no tool of the name weather; it is granted if an agent" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         check_agents(load(tools={"functions": ["own_checked_tools:nothing"]}), as_json=False)
     assert ended.value.code == 2

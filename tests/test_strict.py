@@ -82,6 +82,15 @@ def test_a_sum_that_is_wrong_by_one_is_found(field: str, counted: str) -> None:
     assert log_problems(told_otherwise(at, **{field: {**usage, counted: more}}))
 
 
+@pytest.mark.parametrize("estimate", ["estimated_tokens", "estimated_micros"])
+@pytest.mark.parametrize("field", ["usage", "usage_total"])
+def test_an_estimate_that_one_run_says_and_the_one_above_it_does_not_is_found(field: str, estimate: str) -> None:
+    at = place("run.completed", 1)
+    usage = _LOG[at]["data"][field]
+    assert estimate not in usage
+    assert estimate in "\n".join(log_problems(told_otherwise(at, **{field: {**usage, estimate: 1}})))
+
+
 @pytest.mark.parametrize("counted", ["output_tokens", "cost"])
 def test_a_step_that_used_more_than_its_run_is_found(counted: str) -> None:
     at = place("step.completed", 1)

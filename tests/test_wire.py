@@ -16,6 +16,7 @@ from app.wire import (
     clean,
     encode,
     encode_payload,
+    encode_tree,
     envelope,
     event_json,
     frame,
@@ -159,3 +160,28 @@ def test_what_filters_look_at_is_read_back_from_an_envelope(seq: int, path: list
     seen = read_envelope(envelope(seq, kinds.RUN_STARTED, 0, scope_bytes(run), None))
     assert (seen.id, seen.type, seen.run_id) == (seq, "run.started", "run_9")
     assert (seen.run, seen.depth, seen.path) == (path[-1], len(path) - 1, tuple(path))
+
+
+NODES = st.recursive(
+    st.dictionaries(st.sampled_from(["id", "text"]), st.text(max_size=4) | st.integers(-9, 9), max_size=2),
+    lambda inner: st.fixed_dictionaries({"id": st.integers(0, 9), "children": st.lists(inner, max_size=3)}),
+    max_leaves=8,
+)
+
+
+@pytest.mark.spec("14.1")
+@given(st.fixed_dictionaries({"runs": st.lists(NODES, max_size=3), "total": st.integers()}) | NODES)
+def test_a_tree_is_the_json_of_its_maps(tree: dict[str, Any]) -> None:
+    assert strict(encode_tree(tree, ("runs", "children"))) == json.loads(encode(tree))
+
+
+@pytest.mark.case("B185")
+@pytest.mark.parametrize("levels", [150, 20_000])
+def test_of_a_tree_that_is_deep_nothing_is_left_out_even_where_one_value_cannot_be_written(levels: int) -> None:
+    tree: dict[str, Any] = {"number": 10**5000, "text": "bottom \ud800", "children": []}
+    for level in range(levels):
+        tree = {"level": level, "children": [tree, {"level": -1, "children": []}]}
+    data = encode_tree({"runs": [tree]}, ("runs", "children"))
+    assert data.count(b'"level"') == 2 * levels
+    assert "…".encode() not in data
+    assert '"number":null,"text":"bottom \ufffd","children":[]'.encode() in data

@@ -4,6 +4,7 @@ Knows no other surface.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,12 +91,13 @@ class AgentTool(DelegationTool):
 def resolved_input(raw: str) -> tuple[str, str]:
     """The task and the context in the raw arguments of a `per_agent` call (spec 3.1).
 
-    Raises `InvalidArguments` naming `task` when JSON holds neither `task` nor `input`.
+    Raises `InvalidArguments` naming `task` when JSON holds neither `task` nor `input`, or naming the number that JSON
+    does not have (NaN, Infinity).
     """
     if not raw.strip():
         return "", ""
     try:
-        value = json.loads(raw)
+        value = json.loads(raw, parse_constant=_refused, parse_float=_finite)
     except (ValueError, RecursionError):
         return raw, ""
     fields = value if isinstance(value, dict) else {}
@@ -104,6 +106,19 @@ def resolved_input(raw: str) -> tuple[str, str]:
         raise InvalidArguments('The arguments hold no `task`: send {"task": "…", "context": "…" (optional)}.')
     context = fields.get("context")
     return _as_text(task), "" if context is None else _as_text(context)
+
+
+def _refused(constant: str) -> None:
+    raise InvalidArguments(
+        f"The arguments hold {constant[:40]}, which is no JSON: send a number, a text or null there."
+    )
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        _refused(digits)
+    return number
 
 
 def _as_text(value: Any) -> str:

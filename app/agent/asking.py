@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import replace
 
 from app.agent import events
+from app.agent.budget import Amount
 from app.agent.chat import ChatRequest, Delta, DeltaKind, Prices, Reply
 from app.agent.errors import ModelError
 from app.agent.events import EventKind, TextDelta
@@ -37,8 +38,8 @@ async def ask(work: Work, request: ChatRequest) -> Reply:
     try:
         reply = await work.model.stream(request, emit)
     except BaseException as error:  # whatever it is: the call was made, and is counted
-        work.spend(_FAILED_CALL)
-        work.meter.after(_FAILED_CALL, request.messages, "".join(shown), counted=False)
+        estimate = work.meter.after(_FAILED_CALL, request.messages, "".join(shown), counted=False)
+        work.spend(_estimated(_FAILED_CALL, estimate))
         if isinstance(error, (asyncio.CancelledError, ModelError)):
             keep_partial(work)
         raise
@@ -49,15 +50,23 @@ async def ask(work: Work, request: ChatRequest) -> Reply:
 def _count(work: Work, request: ChatRequest, reply: Reply, *, aside: bool = False) -> None:
     """What a call used goes to the run and to its budget."""
     usage = _priced(reply.usage, work.model.prices)
-    work.spend(usage)
     said = reply.text + reply.reasoning + "".join(call.raw for call in reply.tool_calls)
-    work.meter.after(usage, request.messages, said, counted=reply.usage is not None, aside=aside)
+    estimate = work.meter.after(usage, request.messages, said, counted=reply.usage is not None, aside=aside)
+    work.spend(usage if reply.usage is not None else _estimated(usage, estimate))
+
+
+def _estimated(usage: Usage, estimate: Amount) -> Usage:
+    """A usage with what the budget has counted in place of a provider's word, so that it is counted after a restart
+    as well."""
+    return replace(usage, estimated_tokens=estimate.tokens, estimated_micros=estimate.cost_micros)
 
 
 def _priced(usage: Usage | None, prices: Prices | None) -> Usage:
     """The usage of one call, with what it costs where that is known."""
     if usage is None or prices is None:
         return replace(usage or NO_USAGE, model_calls=1, unpriced_calls=1)
+    if usage.cost:
+        return replace(usage, model_calls=1)  # a provider with prices of its own kind has counted them
     cost = prices.cost(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
     return replace(usage, model_calls=1, cost={prices.currency: cost})
 
@@ -70,8 +79,7 @@ async def summarised(work: Work, said: str) -> str:
     try:
         reply = await work.model.stream(request, lambda delta: None)
     except BaseException:
-        work.spend(_FAILED_CALL)
-        work.meter.after(_FAILED_CALL, request.messages, "", counted=False)
+        work.spend(_estimated(_FAILED_CALL, work.meter.after(_FAILED_CALL, request.messages, "", counted=False)))
         raise
     _count(work, request, reply, aside=True)
     return reply.text

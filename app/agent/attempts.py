@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from app.agent import events
-from app.agent.budget import Reservation
+from app.agent.budget import Budget, Reservation
 from app.agent.errors import SubagentdError
 from app.agent.orders import BUDGET_CODE, Delegator, Fallback, HandoffOrder, HandoffResult, Pacing, TaskState
 from app.agent.policy import HandoffPolicy, shortest
@@ -41,6 +41,8 @@ class OpenHandoff:
     fallback: Fallback | None = None
     counted: bool = False
     delegation: Reservation | None = None
+    budget: Budget | None = None
+    until: float | None = None
     stopped: HandoffStatus | None = None
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,7 +102,7 @@ class Attempts:
         """The first attempt that completes, or the last one (spec 4.7)."""
         loop, policy = asyncio.get_running_loop(), handoff.by.policy
         tries = policy.max_retries + 1 if policy.enabled else 1
-        until = deadline_of(policy)
+        until = handoff.until = deadline_of(policy)
         last_start = until or loop.time() + self._pacing.deadline_ms / 1000
         while True:
             result = await self.once(handoff, request, until)
@@ -169,8 +171,8 @@ class Attempts:
         definition, policy = order.definition, by.policy
         # a caller's policy was made of the definition of the agent that it asked for
         own = policy if by.run is None and not other_agent else policy.narrowed(definition.policy)
-        of_caller = policy.budget if by.run is None and other_agent else None
-        bounds = (definition.budget, of_caller, own.budget, order.budget)
+        of_run = own.budget if by.run is not None or other_agent else None
+        bounds = (definition.budget, of_run)
         return RunRequest(
             session=by.session,
             definition=definition,
@@ -192,6 +194,7 @@ class Attempts:
             deadline_ms=order.deadline_ms,
             timeout_ms=shortest(policy.timeout_ms, order.timeout_ms),
             budgets=tuple(limits for limits in bounds if limits is not None),
+            above=handoff.budget,
             output_schema=order.output_schema if order.output_schema is not None else definition.output_schema,
         )
 

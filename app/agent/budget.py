@@ -320,11 +320,11 @@ class Meter:
             self._tools = rough_tools(tools)
         return rough_messages(messages) + self._tools
 
-    def after(self, usage: Usage, sent: Sequence[Message], said: str, *, counted: bool, aside: bool = False) -> None:
-        """A call has ended with this usage; `counted` False: the provider did not say, so it is estimated. `aside`: it
-        was none of the conversation."""
+    def after(self, usage: Usage, sent: Sequence[Message], said: str, *, counted: bool, aside: bool = False) -> Amount:
+        """A call has ended with this usage; what the budget counts for it. `counted` False: the provider did not say,
+        so it is estimated where tokens or money are limited. `aside`: it was none of the conversation."""
         if self._budget is None or self._open is None:
-            return
+            return NOTHING
         used = spent_on(usage, self._budget.currencies())
         if counted and not aside:
             self._known = (len(sent), usage.input_tokens + usage.output_tokens)
@@ -334,6 +334,7 @@ class Meter:
             used = Amount(model_calls=1, tokens=asked + answered, cost_micros=money)
         self._open.settle(used)
         self._open = None
+        return used
 
     def release(self) -> None:
         """The run has ended: give back what was kept for its end, and a call that was reserved and never made."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from app.agent import events
 from app.agent.budget import ONE_TOOL_CALL, Budget, Refusal, take
-from app.agent.errors import BudgetSpent, HandoffStop, InvalidArguments, ToolError, UnknownTool
+from app.agent.errors import BudgetSpent, Conflict, HandoffStop, InvalidArguments, ToolError, UnknownTool
 from app.agent.events import Masker, Recorder
 from app.agent.ids import new_id
 from app.agent.messages import Message, Role, ToolCall
@@ -59,6 +59,7 @@ class ToolCalls:
         self._activity: dict[str, list[int]] = {}
         self._open: dict[str, float] = {}  # calls with a tool.call and no tool.result, and when they began
         self._started: dict[str, events.Event] = {}  # delegations under way
+        self._alone = asyncio.Lock()
         self._waiting = False  # for children
         self.spent: Refusal | None = None  # a call that the budget had no room for
 
@@ -140,7 +141,8 @@ class ToolCalls:
         except ToolError as error:
             result = ToolResult(content=_prefixed(turn, call, error), is_error=True, status="error")
         except HandoffStop as error:
-            self.finish(turn, call, sub, ToolResult(content=error.result, is_error=True, status="error"))
+            told = self.finish(turn, call, sub, ToolResult(content=error.result, is_error=True, status="error"))
+            error.result = told.content  # as it stands in the log: masked and cut
             raise
         return self.finish(turn, call, sub, result)
 
@@ -209,12 +211,16 @@ class ToolCalls:
             return None
 
         async def carry_out() -> ToolResult:
+            _still_wanted(turn)  # the run may have been told to end while its subagent failed
             try:
                 arguments = validated(hidden.spec, call, self._checker)
                 self._afford(turn, hidden)
                 if not hidden.spec.read_only:  # that the call started is known; now it must be stored too
                     await self._recorder.committed(self._started[call.call_id])
-                return await self._invoke(hidden, arguments, turn, call)
+                if hidden.spec.concurrency_safe:
+                    return await self._invoke(hidden, arguments, turn, call)
+                async with self._alone:  # the delegations of a turn run side by side, this must not
+                    return await self._invoke(hidden, arguments, turn, call)
             except BudgetSpent as error:
                 return ToolResult(content=error.message, is_error=True, status="denied")
             except ToolError as error:
@@ -301,7 +307,8 @@ class _Board:
         try:
             self._results[index] = await self._owner.one(self._turn, call, sub)
         except HandoffStop as stop:  # its result is recorded
-            self._results[index] = Message(role=Role.TOOL, content=stop.result, tool_call_id=call.call_id)
+            told = Message(role=Role.TOOL, content=stop.result, tool_call_id=call.call_id, is_error=True)
+            self._results[index] = told
             raise
         except asyncio.CancelledError:
             self._close(index, "cancelled", CANCELLED_TEXT)
@@ -338,6 +345,16 @@ def _prefixed(turn: Turn, call: ToolCall, error: ToolError) -> str:
     tool = turn.registry.get(call.name)
     prefix = tool.spec.error_prefix if tool is not None else ""
     return error.message if error.message.startswith(prefix) else prefix + error.message
+
+
+def _still_wanted(turn: Turn) -> None:
+    """Raises `Conflict` when the run was told to end: it is cancelled itself a moment later."""
+    try:
+        turn.check()
+    except asyncio.CancelledError as error:
+        raise Conflict(
+            "the run that delegates was told to end: it starts nothing more", code="parent_ending"
+        ) from error
 
 
 def _is_delegation(turn: Turn, call: ToolCall) -> bool:

@@ -20,7 +20,7 @@ from app.agent.tools import Tool, ToolRegistry
 
 AGENT = "Agent"  # in a whitelist: the surfaces that apply
 DEFAULT_SURFACES = (Surface(kind=SurfaceKind.TASK),)
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
+NO_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 # What a whitelist may name; the companions of `execute_task` come with it and bring nothing by themselves.
 _KINDS = {EXECUTE_TASK: SurfaceKind.TASK, DISPATCH: SurfaceKind.DISPATCH, SUBAGENT: SurfaceKind.SUBAGENT}
 
@@ -60,27 +60,29 @@ class Roster:
         return next(iter(agents.values())) if len(agents) == 1 else None
 
 
-def tool_names(agents: Iterable[AgentDefinition]) -> dict[str, str]:
-    """The name of each agent's own tool, and whose it is; agents whose name leaves none are left out."""
-    found: dict[str, str] = {}
+def tool_names(agents: Iterable[AgentDefinition]) -> dict[str, tuple[str, ...]]:
+    """The name of each agent's own tool, and whose it is (several: that is an error where the tools are put together);
+    agents whose name leaves none are left out."""
+    found: dict[str, tuple[str, ...]] = {}
     for agent in agents:
         try:
-            found.setdefault(tool_name_of(agent), agent.name)
+            name = tool_name_of(agent)
         except ValueError:
             continue
+        found[name] = (*found.get(name, ()), agent.name)
     return found
 
 
-def is_delegation(name: str) -> bool:
-    """Whether an entry of a whitelist names a surface, or an agent by its tool's default name."""
-    return name == AGENT or name in _KINDS or name.startswith("subagent_")
+def is_surface(name: str) -> bool:
+    """Whether an entry of a whitelist names a surface, or all that apply."""
+    return name == AGENT or name in _KINDS
 
 
 def surfaces_of(
     definition: AgentDefinition,
     tools: Sequence[str] | None,
     applying: Iterable[Surface],
-    tool_names: Mapping[str, str] = NO_NAMES,
+    tool_names: Mapping[str, tuple[str, ...]] = NO_NAMES,
 ) -> list[Surface]:
     """The surfaces that a whitelist brings (spec 7.2): `Agent` the applying ones; a surface's tool name that one, with
     what was set for it; the tool name of an agent (`tool_names`: whose it is) the tool of that agent."""
@@ -91,10 +93,24 @@ def surfaces_of(
             found.extend(_limited(surface, definition.agents) for surface in known)
         elif name in _KINDS:
             found.append(_limited(_set_for(_KINDS[name], known), definition.agents))
-        elif name.startswith("subagent_") or name in tool_names:
+        elif name in tool_names:
             # names one agent by its tool: no list of agents narrows that
-            found.append(replace(_set_for(SurfaceKind.PER_AGENT, known), agents=(name,)))
+            found.append(replace(_set_for(SurfaceKind.PER_AGENT, known), agents=tool_names[name]))
     return [surface for at, surface in enumerate(found) if surface not in found[:at]]
+
+
+def _together(surfaces: Iterable[Surface]) -> list[Surface]:
+    """The surfaces with those of one tool put together: what each of them allows; texts of the first one that says."""
+    found: dict[object, Surface] = {}
+    for at, surface in enumerate(surfaces):
+        key: object = surface.kind if surface.kind in (SurfaceKind.TASK, SurfaceKind.DISPATCH) else at
+        before = found.get(key)
+        if before is None:
+            found[key] = surface
+            continue
+        both = None if before.agents is None or surface.agents is None else (*before.agents, *surface.agents)
+        found[key] = replace(before, agents=both, templates={**surface.templates, **before.templates})
+    return list(found.values())
 
 
 def _set_for(kind: SurfaceKind, applying: Sequence[Surface]) -> Surface:
@@ -133,7 +149,7 @@ def delegation_tools(
     `subagent` has nobody to lead to, or a template replaces a text that there is not.
     """
     tools: dict[str, SurfaceTool] = {}
-    for surface in surfaces:
+    for surface in _together(surfaces):
         if surface.kind is SurfaceKind.TASK and EXECUTE_TASK in disallowed:
             continue  # its companions have nothing to look after
         for tool in _tools_of(surface, by, parts, agents, default_subagent):
@@ -167,7 +183,7 @@ def _tools_of(
 
 
 def _named(surface: Surface, agents: Sequence[AgentDefinition]) -> list[tuple[AgentDefinition, str]]:
-    """The agents of a `per_agent` surface with the names of their tools; a surface may name either."""
+    """The agents of a `per_agent` surface with the names of their tools."""
     wanted = surface.agents
     found: list[tuple[AgentDefinition, str]] = []
     for agent in agents:
@@ -177,7 +193,7 @@ def _named(surface: Surface, agents: Sequence[AgentDefinition]) -> list[tuple[Ag
             if wanted is None or agent.name in wanted:
                 raise InvalidRequest(str(error), code="no_tool_name") from error
             continue
-        if wanted is None or agent.name in wanted or name in wanted:
+        if wanted is None or agent.name in wanted:
             found.append((agent, name))
     return found
 

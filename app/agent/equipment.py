@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from app.agent.asking import summarised
 from app.agent.definition import AgentDefinition, Surface, SurfaceKind
-from app.agent.delegation import delegation_tools, is_delegation, registry_with, surfaces_of, tool_names
+from app.agent.delegation import delegation_tools, is_surface, registry_with, surfaces_of, tool_names
 from app.agent.errors import BudgetSpent, ModelError
 from app.agent.handoff import Handoffs
 from app.agent.inheritance import texts_of
@@ -72,13 +72,13 @@ class Equipment:
             default_subagent=self._default_subagent(request.session, surfaces),
         )
 
-    def _tool_names(self, session: Session, names: tuple[str, ...]) -> Mapping[str, str]:
+    def _tool_names(self, session: Session, names: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
         """Agents by their tool's name, where a whitelist holds names that are no ordinary tools."""
-        if all(name in self._parts.tools or is_delegation(name) for name in names):
+        if all(name in self._parts.tools or is_surface(name) for name in names):
             return {}
         found = tool_names(self._parts.roster.delegable(session))
         # an agent that calls its tool like an ordinary one must not turn what others were granted into delegation
-        return {name: agent for name, agent in found.items() if name not in self._parts.tools}
+        return {name: agents for name, agents in found.items() if name not in self._parts.tools}
 
     def _default_subagent(self, session: Session, surfaces: Sequence[Surface]) -> AgentDefinition | None:
         if all(surface.kind is not SurfaceKind.SUBAGENT for surface in surfaces):
@@ -98,6 +98,7 @@ class Equipment:
             parallel_tool_calls=request.parallel_tool_calls,
             tools=tools,
             budget=live.budget,
+            agents=_may_delegate_to(request.definition),
             find=lambda name: roster.find(request.session, name),
             history=lambda: live.work.memory.messages if live.work is not None else (),
             summary=lambda: self._summary(live),
@@ -134,3 +135,11 @@ class Equipment:
 
 def _last(said: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{role}: {text}" for role, text in said[-LAST_TEXTS:])
+
+
+def _may_delegate_to(definition: AgentDefinition) -> tuple[str, ...] | None:
+    """Whom a definition names in `Agent(…)` or as its own fallback; None: it names nobody, so it may ask all."""
+    if definition.agents is None:
+        return None
+    own = (definition.policy.on_denied, definition.policy.on_error)
+    return (*definition.agents, *(wanted.target for wanted in own if wanted is not None))

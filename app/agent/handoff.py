@@ -11,9 +11,9 @@ from typing import Any
 
 from app.agent import events
 from app.agent.attempts import Attempts, OpenHandoff, deadline_of, ended_payload, started_payload
-from app.agent.budget import NOTHING, ONE_DELEGATION, Refusal
+from app.agent.budget import NOTHING, ONE_DELEGATION, Budget, Refusal
 from app.agent.definition import AgentDefinition, AgentMode, Inherit, InheritKind, SurfaceKind, tool_name_of
-from app.agent.errors import SubagentdError
+from app.agent.errors import Conflict, SubagentdError
 from app.agent.events import Recorder
 from app.agent.filters import InputFilters
 from app.agent.ids import new_id
@@ -83,6 +83,7 @@ class Handoffs:
         began = asyncio.get_running_loop().time()
         name = self._launcher.name(by.session, order.name)
         handoff = OpenHandoff(new_id("ho"), name, by, order, began, started, reuse_plan(by.session, order))
+        handoff.budget = _budget(by, order)
         self._open[handoff.id] = handoff
         self._recorder.record(by.run or by.session, events.HANDOFF_START, started_payload(handoff))
         result = handoff.result(HandoffStatus.FAILED, _FAULT)
@@ -255,7 +256,10 @@ class Handoffs:
             # it may quote a provider or a child
             content = filled(texts.unavailable, tool=order.tool, reason=neutralised(reason, texts))
             return replace(result, direct=ToolResult(content=content, is_error=True, status="error"))
-        done = await order.primary()
+        try:
+            done = await order.primary()
+        except Conflict as error:
+            return _unusable(result, f"the tool {order.tool!r} was not called: {error.message}")
         fallback = Fallback(kind="primary", target=order.tool)
         return replace(result, status=HandoffStatus.FALLBACK, direct=done, fallback=fallback)
 
@@ -284,7 +288,8 @@ class Handoffs:
         fallback = handoff.fallback = Fallback(kind=wanted.reaction.value, target=wanted.target)
         other = replace(handoff, order=order, plan=reuse_plan(by.session, order))
         request = self._attempts.request(other, given, other_agent=wanted.reaction is Reaction.AGENT)
-        tried = await self._attempts.once(other, request, deadline_of(by.policy), counts=False)
+        until = handoff.until or deadline_of(by.policy)
+        tried = await self._attempts.once(other, request, until, counts=False)
         if tried.status is HandoffStatus.COMPLETED:
             return replace(tried, status=HandoffStatus.FALLBACK, error=result.error, fallback=fallback)
         return _both_failed(result, tried, who)
@@ -303,6 +308,14 @@ def _tool_for(definition: AgentDefinition, order: HandoffOrder) -> str:
 def _unusable(result: HandoffResult, why: str) -> HandoffResult:
     error = result.error or _FAULT
     return replace(result, error=replace(error, message=f"{error.message} ({why})"))
+
+
+def _budget(by: Delegator, order: HandoffOrder) -> Budget | None:
+    """What bounds the whole handoff, over its attempts and fallback: what the caller asks for, inside what it has."""
+    budget = by.budget
+    for limits in (by.policy.budget if by.run is None else None, order.budget):
+        budget = budget if limits is None else Budget(limits, budget)
+    return budget
 
 
 def _reserved(handoff: OpenHandoff) -> Failure | None:
@@ -333,6 +346,8 @@ def _not_allowed(by: Delegator, order: HandoffOrder, definition: AgentDefinition
     open_to_all = by.run is None or session.agents is None or definition.name in named
     if definition.mode is AgentMode.PRIMARY or not (open_to_all or definition.name in (session.agents or ())):
         return "is none of those that the session may delegate to"
+    if by.agents is not None and definition.name not in by.agents:
+        return "is none of those that the run may delegate to"
     denial = by.policy.denial(_tool_for(definition, order), by.child_depth, definition.name)
     return None if denial is None else f"is not allowed: {denial}"
 

@@ -18,6 +18,8 @@ from app.agent.texts import filled
 from app.agent.transcript import acceptable
 from app.agent.work import Answer, Work, completed, keep_reply
 
+CHOICES = ("auto", "none", "required")
+
 
 async def react(work: Work) -> Answer:
     """Drive a run to its answer. Raises `ModelError`, `HandoffStop`, `InvalidOutput`, `BudgetSpent` (a run that kept
@@ -26,6 +28,7 @@ async def react(work: Work) -> Answer:
     reason = StopReason.MAX_STEPS
     try:
         async with limit:
+            await asyncio.sleep(0)  # a deadline that is over is over before the model is asked
             while work.steps < work.max_steps and not limit.expired():  # a tool may have swallowed its cancellation
                 if work.calls.spent is not None:
                     reason = StopReason.BUDGET
@@ -43,8 +46,17 @@ async def react(work: Work) -> Answer:
         reason = StopReason.BUDGET
     reason = work.control.soft_reason if limit.expired() else reason
     if not await _back_at_work(work):
-        return Answer(text=_cut_short(work), stop_reason=reason)
+        return _without_asking(work, reason)
     return await _forced(work, reason)
+
+
+def _without_asking(work: Work, reason: StopReason) -> Answer:
+    """The end of a run that has no time left to ask its model: what was collected. Raises `InvalidOutput` where that
+    cannot be an answer."""
+    _collect(work)
+    if work.output_schema is not None:
+        raise InvalidOutput("there was no time left for an answer that satisfies the output schema")
+    return Answer(text=work.text, stop_reason=reason)
 
 
 async def _back_at_work(work: Work) -> bool:
@@ -140,6 +152,8 @@ def _turn(work: Work, step: int, seq: int) -> Turn:
 def _request(work: Work) -> ChatRequest:
     definition = work.definition
     choice = definition.tool_choice if work.steps == 0 and work.offered else None
+    if choice is not None and choice not in CHOICES and choice not in {spec.name for spec in work.offered}:
+        choice = None  # a tool that is hidden here, at the depth limit say, cannot be asked for
     return ChatRequest(
         messages=acceptable(work.memory.messages),
         tools=work.offered,
@@ -161,8 +175,15 @@ async def _forced(work: Work, reason: StopReason) -> Answer:
     forced = False
     while True:
         work.control.check()
+        limit = asyncio.timeout_at(work.control.hard_at)
         try:
-            max_tokens = await work.meter.before(_asked_to_end(work), (), last=True)
+            async with limit:
+                max_tokens = await work.meter.before(_asked_to_end(work), (), last=True)
+                await asyncio.sleep(0)  # see `react`
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return _without_asking(work, reason)
         except BudgetSpent:
             _collect(work)
             if not work.meter.root or work.output_schema is not None:

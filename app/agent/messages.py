@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Role(StrEnum):
@@ -17,7 +17,8 @@ class Role(StrEnum):
 
 class UsageInfo(TypedDict):
     """The wire form of `Usage`: tokens; cached and reasoning tokens are parts of the totals. `cost` is money in
-    millionths by currency, for the calls whose model has prices; `unpriced_calls` counts the others."""
+    millionths by currency, for the calls whose model has prices; `unpriced_calls` counts the others. `estimated_tokens`
+    and `estimated_micros`: what a budget has counted for calls of which the provider did not say what they used."""
 
     input_tokens: int
     output_tokens: int
@@ -26,6 +27,8 @@ class UsageInfo(TypedDict):
     model_calls: int
     unpriced_calls: int
     cost: dict[str, int]
+    estimated_tokens: NotRequired[int]
+    estimated_micros: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class Usage:
     model_calls: int = 0
     unpriced_calls: int = 0
     cost: Mapping[str, int] = field(default_factory=dict)
+    estimated_tokens: int = 0
+    estimated_micros: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
@@ -50,11 +55,13 @@ class Usage:
             model_calls=self.model_calls + other.model_calls,
             unpriced_calls=self.unpriced_calls + other.unpriced_calls,
             cost=_together(self.cost, other.cost),
+            estimated_tokens=self.estimated_tokens + other.estimated_tokens,
+            estimated_micros=self.estimated_micros + other.estimated_micros,
         )
 
     def as_dict(self) -> UsageInfo:
         """The wire form."""
-        return UsageInfo(
+        wire = UsageInfo(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             cached_tokens=self.cached_tokens,
@@ -63,6 +70,10 @@ class Usage:
             unpriced_calls=self.unpriced_calls,
             cost=dict(self.cost),
         )
+        if self.estimated_tokens or self.estimated_micros:
+            wire["estimated_tokens"] = self.estimated_tokens
+            wire["estimated_micros"] = self.estimated_micros
+        return wire
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any] | None) -> "Usage":

@@ -42,7 +42,8 @@ class Delegator:
     """Who delegates: a run of a session, or (run None) a caller over HTTP. `tools` are the run's ordinary tools.
 
     `history` and `summary` give the run's conversation for children that inherit it; `find` names the agents of the
-    session; `budget` is that of the run, or of the session.
+    session, `agents` are those that the run's own definition names (None: all); `budget` is that of the run, or of the
+    session.
     """
 
     session: Session
@@ -55,6 +56,7 @@ class Delegator:
     thinking: bool | None = None
     tools: tuple[str, ...] | None = None
     budget: Budget | None = None
+    agents: tuple[str, ...] | None = None
     find: Callable[[str], AgentDefinition | None] = lambda name: None
     history: Callable[[], Sequence[Message]] = lambda: ()
     summary: Callable[[], Awaitable[str]] | None = None

@@ -8,7 +8,7 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,23 +141,41 @@ async def _called(path: str, function: Callable[..., Any], task: str, context: R
             return function(task, context)
         except SubagentdError:
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # border: an operator's code
+        except BaseException as error:  # border: an operator's code
             raise _failed(path, error) from error
 
     found = call() if _is_async(function) else await _in_thread(call, path)
     if not inspect.isawaitable(found):
         return found
+    # in a task of its own: what cancels itself in there must not have cancelled the run
+    inner = asyncio.create_task(_contained(path, found), name=f"runner {path}")
     try:
-        return await found
-    except SubagentdError:
-        raise
+        return await inner
     except asyncio.CancelledError as error:
         own = asyncio.current_task()
         if own is None or own.cancelling():
             raise
         raise _failed(path, error) from error  # nobody cancelled this: something inside was
-    except (Exception, SystemExit) as error:  # border: an operator's code
+
+
+async def _contained(path: str, found: Awaitable[Any]) -> Any:
+    """What comes of an awaitable; nothing that it raises goes past the task that runs this, as SystemExit would."""
+    own = asyncio.current_task()
+    try:
+        return await found
+    except (SubagentdError, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # border: an operator's code
+        if isinstance(error, GeneratorExit) and _task() is not own:
+            raise  # this coroutine is thrown away, with a loop that has ended
         raise _failed(path, error) from error
+
+
+def _task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -183,7 +201,7 @@ async def _in_thread(call: Callable[[], Any], path: str) -> Any:
 def _failed(path: str, error: BaseException) -> ModelError:
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  border: an operator's code
+    except BaseException:  # noqa: BLE001  border: an operator's code
         text = ""
     said = f"runner {path} failed: {type(error).__name__}" + (f": {text}" if text else "")
     return ModelError(said[:ERROR_CHARS], code="runner_failed", retryable=True)

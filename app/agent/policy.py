@@ -81,6 +81,7 @@ class PolicyFields:
 
 
 NO_POLICY = PolicyFields()
+DEEPEST = 200  # what "unlimited" comes to: an agent that delegates to itself must not fill a process with its runs
 _PLAIN = (
     "enabled", "max_retries", "timeout_ms", "deadline_ms", "on_denied", "on_error", "input_filters", "budget",
 )  # fmt: skip
@@ -123,8 +124,9 @@ class HandoffPolicy:
             return "tool is not in allowed_tools"
         if self.denied_tools is not None and names.intersection(self.denied_tools):
             return "tool is in denied_tools"
-        if self.max_depth is not None and child_depth > self.max_depth:
-            return f"handoff depth {child_depth} exceeds max_depth {self.max_depth}"
+        deepest = DEEPEST if self.max_depth is None else min(self.max_depth, DEEPEST)
+        if child_depth > deepest:
+            return f"handoff depth {child_depth} exceeds max_depth {deepest}"
         return None
 
     def replaced(self, fields: PolicyFields) -> "HandoffPolicy":
@@ -179,8 +181,9 @@ def shortest(*times_ms: int) -> int:
 
 def _both(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     """What two allow lists allow together; `tool(agent)` is a part of `tool`."""
-    kept = [entry for entry in one if entry in other or entry.partition("(")[0] in other]
-    return tuple(dict.fromkeys((*kept, *(entry for entry in other if entry.partition("(")[0] in one))))
+    ours, theirs = frozenset(one), frozenset(other)
+    kept = [entry for entry in one if entry in theirs or entry.partition("(")[0] in theirs]
+    return tuple(dict.fromkeys((*kept, *(entry for entry in other if entry.partition("(")[0] in ours))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

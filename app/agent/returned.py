@@ -5,49 +5,101 @@ Knows no surface and no run: texts in, texts out.
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from app.agent.texts import DEFAULT, LANGUAGES, Texts, filled
 
 # Names of elements that chat templates and agents use for their own frame. Other markup is content and stays.
 # These are no words of any other language, so they are frames however they are written, and unclosed as well.
-_FRAME_NAMES = (
-    r"system[-_](?:reminder|prompt|message)|tool[-_](?:calls?|use|results?|response|output)"
-    r"|function[-_](?:calls?|results?|response)|antml:\w+|task[-_](?:agent|notification)|(?:start|end)_of_turn"
+_COMPOUNDS = (
+    ("system", "reminder|prompt|message"),
+    ("task", "agent|notification"),
+    ("tool", "calls?|use|results?|response|output"),
+    ("function", "calls?|results?|response"),
 )
-# These are also types, components and variables. A frame is a whole tag, in small or in capital letters:
-# `List<User>`, `<User name="x"/>` and `if (a <user && b > c)` are code.
+_FRAME_NAMES = "|".join(rf"{first}[-_]{{1,3}}(?:{second})" for first, second in _COMPOUNDS)
+_PREFIXED = "|".join(rf"{first}:(?:{second})" for first, second in _COMPOUNDS)  # `vector<system::message>` is code
+# These are also types, components and variables. A frame is a whole tag; one that is written like a type, with a
+# capital at the beginning of each word, is code: `List<User>`, `<User name="x"/>`, `<ToolCall>`, and so is a
+# comparison: `if (a <user && b > c)`.
 _WORDS = r"system|assistant|user|human|tool|function|invoke|parameter|thinking|think|reminder|instructions?"
-# Every run of blanks is bounded: what a child wrote must not make a search slow.
-_OPENS = r"\s{0,8}/?\s{0,8}"
-_VALUE = r"""(?:"[^"<>]{0,400}"|'[^'<>]{0,400}'|[^\s<>"'=]{1,400})"""
-_ATTRIBUTE = rf"\s{{1,40}}[\w:.-]{{1,60}}(?:\s{{0,8}}=\s{{0,8}}{_VALUE})?"
-_ENDS = rf"(?:(?:{_ATTRIBUTE}){{0,20}}\s{{0,40}}/?>|=[\"']?[\w.-]{{1,100}}[\"']?>)"
-_ELEMENT = re.compile(rf"<(?={_OPENS}(?:{_FRAME_NAMES})(?![\w-]))", re.IGNORECASE)
-_EITHER_CASE = f"(?:{_WORDS}|{_WORDS.upper()})"
-_WORD = re.compile(
-    # with attributes only where no blank stands before the name: `x < user and y > z` compares
-    rf"<(?={_EITHER_CASE}{_ENDS}|{_OPENS}{_EITHER_CASE}\s{{0,40}}/?>)|(?<!\w)<(?=/?System>)"
-)
-_SPECIAL = re.compile(
-    r"<(?=[|｜][^|｜<>\s]{1,40}[|｜]>)|<(?=<\s{0,8}/?SYS\s{0,8}>>)"
-    r"|\[(?=/?INST\]|/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT)\])",
+_JOINED = "|".join(rf"{first}(?:{second})" for first, second in _COMPOUNDS)
+_ANY_CASE = rf"(?:(?![A-Z][a-z]++\b)(?i:{_WORDS})|(?![A-Z][a-z]++[A-Z][a-z]++\b)(?i:{_JOINED}))"
+# Whatever a search runs through ends at the next `<` and is never gone back over, so that no text makes it slow.
+_OPENS = r"\s*+/?+\s*+"
+_VALUE = r"""(?:"[^"<]*+"|'[^'<]*+'|[^\s<>"'=]++)"""
+_ATTRIBUTES = rf"(?:\s++[\w:.-]++(?:\s*+=\s*+{_VALUE})?+)*+"
+_VALUE_WITH_A_TAG = r"""\s*+=\s*+(?:"[^"<]*+|'[^'<]*+|[^\s<>"'=]*+)<"""
+_ENDS = rf"(?:{_ATTRIBUTES}(?:\s*+/?>|{_VALUE_WITH_A_TAG})|=[\"']?[\w.-]{{1,100}}[\"']?>)"
+_ELEMENT = re.compile(
+    rf"<(?={_OPENS}(?:{_FRAME_NAMES}|antml:\w+|(?:start|end)_of_turn)(?![\w-]))"
+    rf"|(?<!\w)<(?={_OPENS}(?:{_PREFIXED})(?![\w:-]))",
     re.IGNORECASE,
 )
-_ROLE = re.compile(r"(?m)^(?=(?:Human|Assistant):)")
+_WORD = re.compile(
+    # with attributes only where no blank stands before the name: `x < user and y > z` compares
+    rf"<(?=/?{_ANY_CASE}{_ENDS}|{_OPENS}{_ANY_CASE}\s*+/?>)"
+    # nobody calls a component like this, but types there are, and those stand in generics
+    r"|(?<!\w)<(?=\s*+/?+\s*+System(?:Reminder|Prompt|Message)?\s*+>)"
+)
+_TOKEN = r"[\w▁]{0,30}[_▁][\w▁]{0,30}|endoftext|system|user|assistant|tool|end"  # noqa: S105  of models
+_SPECIAL = re.compile(
+    # `x <| y |> z` calls a function
+    rf"<(?=[|｜](?:[^|｜<>\s]{{1,40}}|\s*+(?:{_TOKEN}))\s*+[|｜]\s*+>)|<(?=<\s*+/?+\s*+SYS\s*+>>)"
+    r"|\[(?=\s{0,8}/?\s{0,8}INST\s{0,8}\]|/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT)\])",
+    re.IGNORECASE,
+)
+_LINE_ENDS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+_ROLE = re.compile(rf"(?:\A|(?<=[{_LINE_ENDS}]))[^\S{_LINE_ENDS}]*+(?=(?:Human|Assistant)[:：])")
 LOOKALIKE = {"<": "‹", "[": "［"}
+
+# What nobody sees, and what stands for another sign: models read through both.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff\U000e0000-\U000e0fff]"
+)
+_WIDE = {ord(wide): ord(plain) for wide, plain in zip("＜＞／＿－＝﹤﹥", "<>/_-=<>", strict=True)}
+_WIDE |= {code: code - 0xFEE0 for first in "Ａａ" for code in range(ord(first), ord(first) + 26)}
+_HAS_WIDE = re.compile(f"[{''.join(map(chr, _WIDE))}]")
 
 
 def neutralised(text: str, texts: Texts = DEFAULT) -> str:
     """The text with what imitates system or tool markup made harmless: its first sign is exchanged for one that
     looks alike, so that people read the same and no model takes it for a frame. `texts`: whose headings are frames
     too, besides those of every language."""
+    plain = _UNSEEN.sub("", text)
+    if _HAS_WIDE.search(plain):
+        plain = plain.translate(_WIDE)
+    marked = _marked(plain, texts)
+    roles = [match.end() for match in _ROLE.finditer(marked)] if ":" in marked or "：" in marked else []
+    if marked == plain and not roles:
+        return text
+    return _carried_over(text, plain, marked, roles)
+
+
+def _marked(text: str, texts: Texts) -> str:
+    """The text with the first sign of every frame exchanged; as long as before."""
     if "<" in text:
         text = _WORD.sub(LOOKALIKE["<"], _ELEMENT.sub(LOOKALIKE["<"], text))
     if "<" in text or "[" in text:
         text = _SPECIAL.sub(_lookalike, text)
         text = _headings(texts).sub(_lookalike, text)
-    return _ROLE.sub("| ", text) if ":" in text else text
+    return text
+
+
+def _carried_over(text: str, plain: str, marked: str, roles: Sequence[int]) -> str:
+    """The text with what was changed in its plain form, and a sign before each role."""
+    seen: Sequence[int] = range(len(text))
+    if len(plain) != len(text):
+        seen = [at for at, sign in enumerate(text) if not _UNSEEN.match(sign)]
+    signs = list(text)
+    if marked != plain:
+        for at, before, after in zip(seen, plain, marked, strict=True):
+            if before != after:
+                signs[at] = after
+    for at in roles:
+        signs[seen[at]] = f"| {signs[seen[at]]}"
+    return "".join(signs)
 
 
 def _lookalike(match: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from app.agent.calls import ToolCalls
 from app.agent.chat import ChatModel
 from app.agent.definition import AgentDefinition
 from app.agent.equipment import Equipment
-from app.agent.errors import BudgetSpent, HandoffStop, ModelError, SubagentdError
+from app.agent.errors import BudgetSpent, ModelError, SubagentdError
 from app.agent.events import EventKind, RunEnded
 from app.agent.filters import InputFilters
 from app.agent.handoff import Handoffs
@@ -100,8 +100,7 @@ class SubAgentRunner:
             self._close(live, RunStatus.COMPLETED, answer=answer)
 
     def _failure(self, error: SubagentdError) -> Failure:
-        # what a HandoffStop says was masked with the result of its call
-        message = error.message if isinstance(error, HandoffStop) else self._parts.masker.text(error.message)
+        message = self._parts.masker.text(error.message)
         if isinstance(error, ModelError):
             return Failure(
                 code=error.code, message=message, passing=error.retryable, retry_after_ms=error.retry_after_ms
@@ -177,13 +176,11 @@ class SubAgentRunner:
         return self._parts.models.resolve(name)
 
     def _start_clocks(self, live: LiveRun, on_timeout: Callable[[], None]) -> None:
-        """All clocks run from here: the run holds its memory. Raises `BudgetSpent` when no wall time is left."""
+        """All clocks run from here: the run holds its memory."""
         request, loop, control = live.request, asyncio.get_running_loop(), live.control
         ends = [(float(request.deadline_ms), StopReason.DEADLINE)] if request.deadline_ms else []
         for budget in live.clocks:
             left_ms = budget.wall_left_ms()
-            if left_ms is not None and left_ms <= 0:
-                raise BudgetSpent(f"the budget of this task is used up: wall_ms {budget.limits.wall_ms}")
             ends += [(left_ms, StopReason.BUDGET)] if left_ms is not None else []
         for budget in live.clocks:
             budget.begin()

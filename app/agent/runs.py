@@ -170,7 +170,8 @@ class RunRequest:
     which is then waited for. `inherited_tools` are the parent's tool names without delegation, used where the
     definition names none; None: no parent run. `max_steps` counts model calls before the forced answer; `deadline_ms`
     is soft, `timeout_ms` hard, 0 means none; both from the start of the run. `model`, `effort` and `thinking` are what
-    applies, with the parent's already taken over. `budgets` bound the tree under the run, each inside the one before.
+    applies, with the parent's already taken over. `budgets` bound the tree under the run, each inside the one before;
+    `above` is the budget (`budget.Budget`) around them when it is not that of the parent run or the session.
     """
 
     session: Session
@@ -196,6 +197,7 @@ class RunRequest:
     deadline_ms: int = 0
     timeout_ms: int = 0
     budgets: tuple[BudgetLimits, ...] = ()
+    above: object | None = None
     output_schema: Mapping[str, Any] | None = None
 
 

@@ -6,7 +6,8 @@ when a memory has no queue. Knows neither runs nor sessions by more than their i
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from app.agent.runs import MemoryState
@@ -17,7 +18,7 @@ Load = Callable[[str, str], Coroutine[Any, Any, MemoryState]]
 class _Shared:
     """One memory with its queue; the first seat holds it."""
 
-    __slots__ = ("key", "queue", "reading", "stale", "state", "taken")
+    __slots__ = ("free", "key", "queue", "reading", "stale", "state", "taken")
 
     def __init__(self, key: tuple[str, str]) -> None:
         self.key = key
@@ -25,6 +26,8 @@ class _Shared:
         self.reading: asyncio.Task[MemoryState] | None = None
         self.state: MemoryState | None = None
         self.stale = False  # something of it was erased since
+        self.free = asyncio.Event()  # not set: what its holder leaves is being erased
+        self.free.set()
         self.taken = 0  # seats that were given since the memory was read
 
 
@@ -65,6 +68,7 @@ class MemorySeat:
         if self._shared.queue[0] is not self:
             await self._mine
         shared = self._shared
+        await shared.free.wait()
         while shared.stale:
             shared.stale = False
             try:
@@ -74,6 +78,11 @@ class MemorySeat:
                 raise
         assert shared.reading is not None
         return shared.state if shared.state is not None else shared.reading.result()
+
+    def held(self) -> _Shared | None:
+        """The memory whose first seat this is, if it is."""
+        queue = self._shared.queue
+        return self._shared if queue and queue[0] is self else None
 
     def leave(self, state: MemoryState | None = None) -> None:
         """Give the place up, with what the memory holds now if it was held."""
@@ -102,7 +111,8 @@ class SharedMemories:
         self.read = load
         self._children = children
         self._memories: dict[tuple[str, str], _Shared] = {}
-        self._of_parent: dict[str, set[MemorySeat]] = {}  # of its children, with a run or not yet
+        # of its children, with a run or not yet, in the order of asking
+        self._of_parent: dict[str, dict[MemorySeat, None]] = {}
 
     @property
     def used(self) -> bool:
@@ -121,7 +131,7 @@ class SharedMemories:
         shared.taken += 1
         shared.queue.append(seat)
         if parent_id is not None:
-            self._of_parent.setdefault(parent_id, set()).add(seat)
+            self._of_parent.setdefault(parent_id, {})[seat] = None
         return seat
 
     def reread(self) -> None:
@@ -129,29 +139,44 @@ class SharedMemories:
         for shared in self._memories.values():
             shared.stale = True
 
+    @contextmanager
+    def erasing(self, seats: Iterable[MemorySeat]) -> Iterator[None]:
+        """While what the runs on these seats did is erased from the store, nobody takes up a memory that one of them
+        holds: it would be handed on, or read, before it is gone."""
+        held = [shared for seat in seats if (shared := seat.held()) is not None]
+        for shared in held:
+            shared.free.clear()
+        try:
+            yield
+        finally:
+            for shared in held:
+                shared.free.set()
+            self.reread()
+
     def sit(self, seat: MemorySeat, run_id: str) -> None:
         """The seat belongs to that run from now on."""
         seat.run_id = run_id
 
     def _waits(self, ahead: Iterable[MemorySeat], lineage: Collection[str]) -> bool:
         """Whether anybody ahead gets on only after one of `lineage` has ended."""
-        seats, runs = list(ahead), list[str]()
-        seen: set[object] = set()
-        while seats or runs:
-            if seats:
-                seat = seats.pop()
-                if seat not in seen:
-                    seen.add(seat)
-                    seats.extend(seat.ahead())
-                    runs.extend([seat.run_id] if seat.run_id is not None else [])
-                continue
+        if not lineage:
+            return False
+        seen: set[object] = set(ahead)
+        runs = [seat.run_id for seat in ahead if seat.run_id is not None]
+        while runs:
             run = runs.pop()
             if run in lineage:
                 return True
-            if run not in seen:
-                seen.add(run)
-                runs.extend(self._children(run))
-                seats.extend(self._of_parent.get(run, ()))
+            if run in seen:
+                continue
+            seen.add(run)
+            runs.extend(self._children(run))
+            for seat in reversed(self._of_parent.get(run, {})):  # the last one in a queue has all others ahead of it
+                if seat not in seen:  # then nobody ahead of it needs to be looked at again either
+                    seen.add(seat)
+                    before = [other for other in seat.ahead() if other not in seen]
+                    seen.update(before)
+                    runs.extend(other.run_id for other in (seat, *before) if other.run_id is not None)
         return False
 
     def left(self, seat: MemorySeat, shared: _Shared) -> None:
@@ -161,8 +186,8 @@ class SharedMemories:
         first = shared.queue[0] is seat
         shared.queue.remove(seat)
         if seat.parent_id is not None:
-            own = self._of_parent.get(seat.parent_id, set())
-            own.discard(seat)
+            own = self._of_parent.get(seat.parent_id, {})
+            own.pop(seat, None)
             if not own:
                 self._of_parent.pop(seat.parent_id, None)
         if not shared.queue:

@@ -44,7 +44,7 @@ _NOT_WORD = re.compile(r"[^\w-]+")
 class _Air:
     """One session's share of what is in the air: its numbers, names and open work."""
 
-    __slots__ = ("budget", "closers", "left", "names", "next_ordinal", "open", "session", "worked")
+    __slots__ = ("budget", "closers", "left", "names", "next_ordinal", "numbers", "open", "session", "worked")
 
     def __init__(self, session: Session, counters: SessionCounters) -> None:
         self.session = session
@@ -55,6 +55,7 @@ class _Air:
             self.budget = Budget(session.budget, spent=Amount(**spent), wall_ms=wall_ms)
         self.next_ordinal = counters.next_ordinal
         self.names = set(counters.names)
+        self.numbers: dict[str, int] = {}  # the last one that was put behind a name which was taken
         self.open = 0
         self.closers = 0  # of `open`: those who wait for all others
         self.left = asyncio.Event()  # one of the others is done
@@ -174,14 +175,13 @@ class RunSupervisor:
 
     def name(self, session: Session, wanted: str | None) -> str:
         """A readable name for a subagent, unique in the session."""
-        names = self._sessions[session.id].names
+        air = self._sessions[session.id]
         base = _NOT_WORD.sub("_", self._masker.text(wanted or "")).strip("_")[:NAME_CHARS]
         candidate = base or f"sub_{secrets.token_hex(4)}"
-        number = 1
-        while candidate in names:
-            number += 1
+        while candidate in air.names:
+            air.numbers[base] = number = air.numbers.get(base, 1) + 1
             candidate = f"{base}_{number}" if base else f"sub_{secrets.token_hex(4)}"
-        names.add(candidate)
+        air.names.add(candidate)
         return candidate
 
     def budget(self, session_id: str) -> Budget | None:
@@ -200,6 +200,14 @@ class RunSupervisor:
             above = flight.live.run.parent_id if flight is not None else None
         return self._shared.take(tenant, memory_id, lineage[0] if lineage else None, lineage)
 
+    @contextmanager
+    def erasing(self, session_id: str) -> Iterator[None]:
+        """Around the closing of a session that is erased: whoever waits for a shared memory which a run of it holds
+        goes on when that is recorded, and reads what is left."""
+        ending = (flight.live for flight in self._flights.values() if flight.live.run.session_id == session_id)
+        with self._shared.erasing([live.seat for live in ending if live.seat is not None]):
+            yield
+
     def _children(self, run_id: str) -> Collection[str]:
         flight = self._flights.get(run_id)
         return flight.children if flight is not None else ()
@@ -212,7 +220,11 @@ class RunSupervisor:
             raise Unavailable("the service is stopping: start the run again in a moment", code="stopping")
         air = self._sessions[request.session.id]
         parent = self._flights.get(request.parent.id) if request.parent is not None else None
+        if parent is not None and parent.live.control.requested is not None:
+            raise Conflict("the run that delegates was told to end: it starts nothing more", code="parent_ending")
         above = parent.live.budget if parent is not None else air.budget
+        if isinstance(request.above, Budget):
+            above = request.above
         seat = request.seat if isinstance(request.seat, MemorySeat) else None
         run = _run(request, air.next_ordinal)
         air.next_ordinal += 1
@@ -307,18 +319,20 @@ class RunSupervisor:
     @staticmethod
     async def _end_all(ordered: list[_Flight], mine: list[_Flight]) -> None:
         """Cancel each once and wait for its end; a second cancel would break off its clean-up."""
+        told = set(mine)
         for flight in reversed(ordered):
-            if flight in mine and flight.task is not None:
+            if flight in told and flight.task is not None:
                 flight.task.cancel()
             await asyncio.shield(flight.done)
 
     def _subtree(self, run_id: str) -> Iterator[_Flight]:
-        """The run and everything below it, parents first."""
-        flight = self._flights.get(run_id)
-        if flight is not None:
-            yield flight
-            for child in sorted(flight.children):
-                yield from self._subtree(child)
+        """The run and everything below it, parents first; however deep that is."""
+        todo = [run_id]
+        while todo:
+            flight = self._flights.get(todo.pop())
+            if flight is not None:
+                yield flight
+                todo.extend(sorted(flight.children, reverse=True))
 
     def _time_out(self, run_id: str) -> None:
         ending = asyncio.create_task(self.cancel(run_id, status=RunStatus.TIMED_OUT), name=f"time out {run_id}")

@@ -216,7 +216,7 @@ def further_fields(arguments: Mapping[str, Any], agents: Iterable[AgentDefinitio
     key, wanted = arguments.get(SESSION_KEY), arguments.get(INHERIT)
     if key is not None and not isinstance(key, str):
         raise InvalidArguments(f"{ERROR}{SESSION_KEY} must be a text.")
-    if wanted is not None and wanted not in known:
+    if wanted is not None and not (isinstance(wanted, str) and wanted in known):
         raise InvalidArguments(f"{ERROR}{INHERIT} must be one of {', '.join(sorted(known))}.")
     return {SESSION_KEY: key or None, "inherit": None if wanted is None else known[wanted]}
 

@@ -189,7 +189,7 @@ class TaskOutputTool(_Companion):
         state = await handoffs.task(session, task_id)
         if state is None:
             return _unknown(task_id)
-        waits = block is not False and task_id != context.run.handoff_id  # nobody waits for the own end
+        waits = block is not False and not handoffs.works_on(context.run, task_id)  # nobody waits for the own end
         if state.status is HandoffStatus.RUNNING and waits:
             left = context.remaining_s()
             wait_s = timeout_ms / 1000 if left is None else min(timeout_ms / 1000, left)

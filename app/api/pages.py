@@ -9,7 +9,7 @@ from fastapi import Query
 from starlette.responses import Response
 
 from app.agent.errors import InvalidRequest
-from app.wire import encode
+from app.wire import encode, encode_tree
 
 Limit = Annotated[int, Query(ge=1, le=500, description="How many, at most.")]
 Cursor = Annotated[str | None, Query(description="`next` of the page before.")]
@@ -20,6 +20,11 @@ JSON = "application/json"
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON."""
     return Response(encode(value), status, headers, JSON)
+
+
+def tree_answer(value: Mapping[str, Any], *below: str) -> Response:
+    """A tree as JSON, however deep; `below` are the keys of the lists that hold its nodes."""
+    return Response(encode_tree(value, below), media_type=JSON)
 
 
 def page_of(items: Sequence[bytes], following: str | None) -> Response:

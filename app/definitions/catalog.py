@@ -12,6 +12,7 @@ from pathlib import Path
 
 from app.agent.definition import AgentDefinition, Source
 from app.definitions.fields import TOOLS_KEYS
+from app.definitions.importpaths import is_import_path, missing
 from app.definitions.markdown import MAX_FILE_BYTES, Parsed, Problem, Severity, parse
 from app.definitions.toolnames import BUILT_IN, squeezed
 
@@ -187,7 +188,22 @@ def _in_force(results: Sequence[tuple[_File, Parsed]], problems: list[Problem]) 
         first = agents.setdefault(definition.name, definition)
         if first is not definition:
             problems.extend(_twice(definition.name, first.source.path, file.shown))
+            continue
+        problems.extend(_without_code(file, definition))
     return agents
+
+
+def _without_code(file: _File, definition: AgentDefinition) -> Iterator[Problem]:
+    """Code that an agent names and that is not there: its runs would fail, and nobody would know before."""
+    filters = (ref.name for ref in definition.policy.input_filters or () if is_import_path(ref.name))
+    paths = {"runner": (definition.runner,) if definition.runner else (), "handoff": tuple(filters)}
+    for key, path in ((key, path) for key, named in paths.items() for path in named):
+        what = missing(path)
+        if what is not None:
+            lines = file.data.decode("utf-8", "replace").splitlines()
+            line = next((number for number, text in enumerate(lines, 1) if path in text), 1)
+            message = f"{path}: {what}; until it is there, what needs it fails"
+            yield Problem(severity=Severity.WARNING, path=file.shown, line=line, message=message, key=key)
 
 
 def _is_page(name: str) -> bool:

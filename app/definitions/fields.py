@@ -121,9 +121,10 @@ def assemble(entries: Iterable[tuple[str, Any, int]], reading: Reading) -> dict[
             _read_field(reading, field, key, value, values)
             continue
         plain = reading.plain(value)
-        if name in LATER_KEYS and _asks_for_something(key, plain):
-            reading.later(key, f"{key} is not carried out yet")
-        if key == "metadata" and isinstance(plain, dict):
+        if name in LATER_KEYS:  # no metadata either: models and own runners are shown that
+            if _asks_for_something(key, plain):
+                reading.later(key, f"{key} is not carried out yet")
+        elif key == "metadata" and isinstance(plain, dict):
             metadata = plain | metadata
         elif key == "metadata" and reading.strict and plain is not None:
             reading.error(key, f"{key} must be a map, not {shown(plain)}")
@@ -160,7 +161,8 @@ def _merged(reading: Reading, values: dict[str, Any], metadata: dict[str, Any]) 
             values["disallowed_tools"] = tuple(dict.fromkeys((*grant.denied, *values.get("disallowed_tools", ()))))
         if grant.agents is not None:
             own = values.get("agents")
-            values["agents"] = grant.agents if own is None else tuple(name for name in grant.agents if name in own)
+            allowed = frozenset(grant.agents if own is None else own)
+            values["agents"] = tuple(name for name in grant.agents if name in allowed)
     mode: tuple[SessionMode | None, SessionScope | None] = values.pop("session_mode", None) or (None, None)
     if mode[0] is not None:
         values["session_mode"] = mode[0]

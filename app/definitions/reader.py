@@ -14,7 +14,7 @@ from app.definitions.attributes import read_output_schema
 from app.definitions.limits import read_budget
 from app.definitions.mapping import from_mapping, to_mapping
 from app.definitions.policy import read_policy
-from app.definitions.reading import Level, Reading
+from app.definitions.reading import MAX_NAMES, Level, Reading, too_many
 from app.definitions.surfaces import read_surfaces
 from app.definitions.toolnames import AGENT, PER_AGENT_PREFIX, SURFACE_TOOLS, comes_later, mapped, squeezed
 from app.definitions.wording import read_texts
@@ -67,6 +67,9 @@ class DefinitionReader:
     def tools(self, names: Sequence[str], at: str, agent_tools: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """Tool names of a whitelist, mapped to ours. Raises `Unsupported` for tools of a later version,
         `InvalidRequest` for unknown ones."""
+        reading = self._reading()
+        too_many(reading, at, len(names), MAX_NAMES, "names")
+        _refuse(reading)
         known = self._known_tools | SURFACE_TOOLS | agent_tools | {AGENT}
         found = [mapped(name, self._known_tools) for name in names]
         for index, name in enumerate(found):

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 MAX_FINDINGS = 50  # of one definition: a hostile one must not fill the report
+MAX_NAMES = 10_000  # of one list: more than any service has of tools and agents; each is looked at in every step
 _SHOWN = 60  # characters of a value in a message
 
 
@@ -238,10 +239,19 @@ def as_names(reading: Reading, key: str, value: Any) -> tuple[str, ...] | None:
     """
     if isinstance(value, str) and not reading.strict:
         return unique(split_at_commas(value.strip().strip("[]")))
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return unique(str(item).strip() for item in value)
-    reading.error(key, f"{key} must be a list of names, not {shown(value)}")
-    return None
+    if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        reading.error(key, f"{key} must be a list of names, not {shown(value)}")
+        return None
+    if too_many(reading, key, len(value), MAX_NAMES, "names"):
+        return None
+    return unique(str(item).strip() for item in value)
+
+
+def too_many(reading: Reading, key: str, count: int, most: int, what: str) -> bool:
+    """Whether a list is longer than what is accepted; then the error is stated."""
+    if count > most:
+        reading.error(key, f"{key} has {count:,} {what}, at most {most:,} are accepted: leave some out")
+    return count > most
 
 
 def unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import jsonschema_rs
 
+from app.fanout import Fanout
+
 MAX_DEPTH = 40  # deeper than any form that a model could fill in; keeps encoders and validators away from recursion
 MAX_CHARS = 65_536  # what the checker of values takes; a larger one would make every value invalid
 _DRAFTS = frozenset(
@@ -51,7 +53,7 @@ def schema_problem(schema: Any) -> str | None:
         jsonschema_rs.validator_for(schema)  # finds what is a schema in form only: bad patterns, dead references
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, TypeError, ValueError) as error:
         return str(error).split("\n", 1)[0]
-    return None
+    return Fanout(schema).problem()
 
 
 def _outside(schema: dict[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.agent.definition import Surface, SurfaceKind
-from app.definitions.reading import Plain, Reading, as_names, as_text, is_flag, is_unset, shown, unique
+from app.definitions.reading import Plain, Reading, as_names, as_text, is_flag, is_unset, shown, too_many, unique
 
 TEMPLATES: Mapping[SurfaceKind, tuple[str, ...]] = {
     SurfaceKind.PER_AGENT: ("per_agent",),
@@ -16,6 +16,7 @@ TEMPLATES: Mapping[SurfaceKind, tuple[str, ...]] = {
     SurfaceKind.SUBAGENT: ("subagent", "heading", "activity", "conclusion"),
 }
 _MAY_BE_OFF = frozenset({"heading", "activity", "conclusion"})
+MAX_SURFACES = 64  # of one list: the four kinds in many words; each is compared with the others, in every run
 _PARTS = ("kind", "agents", "templates", "heading")
 
 
@@ -28,6 +29,8 @@ def read_surfaces(reading: Reading, key: str, value: Any) -> tuple[Surface, ...]
         value = list(unique(value.strip("[] ").split(",")))
     if not isinstance(value, list):
         reading.error(key, f"{key} must be a list of {_kinds()}, not {shown(value)}")
+        return None
+    if too_many(reading, key, len(value), MAX_SURFACES, "surfaces"):
         return None
     surfaces: list[Surface] = []
     with reading.limiting():

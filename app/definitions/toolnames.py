@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.agent.definition import MAX_TOOL_NAME, normalised
-from app.definitions.reading import Reading, is_flag, is_scalar, shown, split_at_commas, unique
+from app.definitions.reading import MAX_NAMES, Reading, is_flag, is_scalar, shown, split_at_commas, too_many, unique
 
 AGENT = "Agent"  # stands for the delegation tools of whatever surfaces apply (spec 7.2)
 BUILT_IN = frozenset({"read_file", "glob", "grep"})
@@ -75,15 +75,15 @@ def pieces_of(text: str) -> list[str]:
 
 
 def _at_blanks(part: str) -> list[str]:
-    words: list[str] = []
+    words: list[list[str]] = []
     depth = 0
     for word in part.split(" "):
         if depth > 0:
-            words[-1] += f" {word}"
+            words[-1].append(word)
         else:
-            words.append(word)
+            words.append([word])
         depth = max(0, depth + word.count("(") - word.count(")"))
-    return words
+    return [" ".join(together) for together in words]
 
 
 def read_tools(reading: Reading, key: str, value: Any) -> Grant | None:
@@ -121,10 +121,10 @@ def read_denied(reading: Reading, key: str, value: Any) -> tuple[str, ...]:
     patterns = [piece for piece in pieces if "(" in piece]
     if patterns:
         reading.later(key, f"patterns come in a later version, the whole tools are taken away: {_listed(patterns)}")
-    known = None if known is None else known | reading.agent_tools
-    strange = [] if known is None else [name for name in names if not _is_known(name, known) and "*" not in name]
-    if strange:
-        reading.remark(key, f"unknown tools: {_listed(strange)}")
+    if known is not None:
+        strange = [n for n in names if not (_is_known(n, known) or n in reading.agent_tools or "*" in n)]
+        if strange:
+            reading.remark(key, f"unknown tools: {_listed(strange)}")
     return unique(names)
 
 
@@ -132,7 +132,8 @@ def _pieces(reading: Reading, key: str, value: Any) -> list[str] | None:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         value = ", ".join(value)  # a flow list cuts `Agent(a, b)` in two
     if isinstance(value, str):
-        return pieces_of(str(value))
+        pieces = pieces_of(str(value))
+        return None if too_many(reading, key, len(pieces), MAX_NAMES, "names") else pieces
     what = shown(value) if is_scalar(value) else "a list of something else"
     reading.error(key, f"{key} must be a list of tool names or a text with commas, not {what}")
     return None
@@ -142,6 +143,8 @@ def _from_flags(reading: Reading, key: str, flags: dict[str, Any]) -> Grant | No
     """opencode's form: true grants, false takes away; with nothing but false, everything else is granted."""
     granted: list[str] = []
     denied: list[str] = []
+    if too_many(reading, key, len(flags), MAX_NAMES, "names"):
+        return None
     for name, value in flags.items():
         flag = value if isinstance(value, bool) else is_flag(value) if isinstance(value, str) else None
         if flag is None:
@@ -163,7 +166,8 @@ def _everything(reading: Reading, key: str, denied: tuple[str, ...]) -> Grant | 
 
 def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[str, ...]) -> Grant | None:
     names: list[str] = []
-    agents: list[str] | None = None
+    agents: list[str] = []
+    limited = False
     out: dict[str, list[str]] = {"later": [], "mcp": [], "pattern": [], "perhaps": [], "unknown": []}
     for piece in pieces:
         name, bracket, inner = piece.partition("(")
@@ -171,7 +175,8 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
         if is_delegation(name):
             names.append(name)
             if bracket and inner.strip(" )") != "*":
-                agents = [*(agents or []), *split_at_commas(inner.strip().removesuffix(")"))]
+                limited = True
+                agents.extend(split_at_commas(inner.strip().removesuffix(")")))
         elif bracket:
             out["pattern"].append(piece)
         elif name.startswith("mcp__") and name not in (reading.known_tools or ()):
@@ -186,10 +191,12 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
     if reading.known_tools is not None:
         out["later"] = [name for name in names if comes_later(name, reading.known_tools)]
     _state(reading, key, out)
+    if too_many(reading, key, len(agents), MAX_NAMES, "agents"):
+        return None
     if not names:
         reading.error(key, f"{key} names no tool that exists here; write [] for none, or leave the key out to inherit")
         return None
-    return Grant(names=unique(names), agents=None if agents is None else unique(agents), denied=denied)
+    return Grant(names=unique(names), agents=unique(agents) if limited else None, denied=denied)
 
 
 def _state(reading: Reading, key: str, out: dict[str, list[str]]) -> None:

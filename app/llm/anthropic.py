@@ -43,7 +43,8 @@ class AnthropicChat:
         """One message, streamed; see `ChatModel`. A server that answers in one piece is accepted."""
         profile = self._profile
         body = encode(request_body(request, profile, cache=self._cache))
-        assembler = MessageAssembler(provider=profile.name, offered=[spec.name for spec in request.tools])
+        names = [spec.name for spec in request.tools]
+        assembler = MessageAssembler(provider=profile.name, offered=names, cost=profile.cost)
         response = await self._transport.post_stream(
             self._url,
             self._headers,

@@ -4,7 +4,7 @@ Knows no connection. Only `message_stop` ends a turn; event and block types that
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,6 +45,9 @@ _CALL_KEYS = frozenset({"type", "id", "name", "input", "index", "function"})
 _COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 
 
+Cost = Callable[[int, int, int, int], Mapping[str, int]]
+
+
 class _Block:
     """One content block under construction. `whole`: the input of a call that came in one piece, until it is said."""
 
@@ -71,15 +74,17 @@ class _Block:
 
 class MessageAssembler:
     """Takes the payloads of one reply, read by read. `offered` are the names of the tools that the model was shown;
-    `provider` is who alone may get the signed blocks back."""
+    `provider` is who alone may get the signed blocks back. `cost`: what tokens come to, by currency (fresh ones, those
+    that a cache took in, those that came from one, those of the answer)."""
 
     __slots__ = (
-        "_blocks", "_by_index", "_calls", "_counts", "_finish", "_fresh", "_joining", "_model", "_provider", "_started",
-        "done",
+        "_blocks", "_by_index", "_calls", "_cost", "_counts", "_finish", "_fresh", "_joining", "_model", "_provider",
+        "_started", "done",
     )  # fmt: skip
 
-    def __init__(self, *, provider: str, offered: Collection[str] = ()) -> None:
+    def __init__(self, *, provider: str, offered: Collection[str] = (), cost: Cost = lambda *counts: {}) -> None:
         self._provider = provider
+        self._cost = cost
         self._calls = CallPieces(offered)
         self._blocks: list[_Block] = []
         self._by_index: dict[int, _Block] = {}
@@ -196,7 +201,12 @@ class MessageAssembler:
         fresh, written, read, output = (self._counts[key] for key in _COUNTS)
         if not (fresh or written or read or output):
             return None
-        return Usage(input_tokens=fresh + written + read, output_tokens=output, cached_tokens=read)
+        return Usage(
+            input_tokens=fresh + written + read,
+            output_tokens=output,
+            cached_tokens=read,
+            cost=self._cost(fresh, written, read, output),
+        )
 
     def _open(self, index: Any, start: Mapping[str, Any]) -> _Block:
         self._started = True

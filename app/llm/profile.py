@@ -15,7 +15,7 @@ THINK_TAGS = ("auto", "off")
 MAX_TOKENS_KEYS = ("max_tokens", "max_completion_tokens")
 THINKING_STYLES = ("none", "enable_thinking", "chat_template_kwargs", "thinking_type", "reasoning_effort", "adaptive")
 ANTHROPIC_STYLES = ("none", "thinking_type", "adaptive")
-PRICES = ("input_price", "cached_price", "output_price")
+PRICES = ("input_price", "cached_price", "cache_write_price", "output_price")
 _CURRENCY = re.compile(r"[A-Z]{3}")  # amounts of "usd" would never meet a limit in "USD"
 
 
@@ -23,7 +23,9 @@ _CURRENCY = re.compile(r"[A-Z]{3}")  # amounts of "usd" would never meet a limit
 class Profile:
     """One model under a name. Limits in seconds: `connect_s` to open a connection, `idle_s` without any content (also
     before the first), `total_s` for the whole reply. Prices in micro-units of `currency` (as in ISO 4217) per million
-    tokens: input and output, or none; `cached_price` None: cached tokens cost what others do.
+    tokens: input and output, or none; `cached_price` None: cached tokens cost what others do. `cache_write_price`: of
+    tokens that a cache takes in, where the endpoint counts them (`anthropic`); None: a quarter more than others, which
+    is what it asks for the shortest time.
 
     `base_url`: empty for `anthropic`: that of the service's settings, with their key unless there is an own one.
     `max_tokens`, `temperature`: used when a request sets none. `send_temperature` False: the endpoint refuses one.
@@ -67,6 +69,7 @@ class Profile:
     total_s: float = 900.0
     input_price: int | None = None
     cached_price: int | None = None
+    cache_write_price: int | None = None
     output_price: int | None = None
     currency: str = "USD"
 
@@ -97,6 +100,17 @@ class Profile:
                 input=self.input_price, output=self.output_price, cached=self.cached_price, currency=self.currency
             )
         return Prices(input=0, output=0, currency=self.currency) if self.provider == "local" else None
+
+    def cost(self, fresh: int, written: int, read: int, output: int) -> dict[str, int]:
+        """Micro-units by currency, rounded up, of input tokens that no cache had, those that one took in and those that
+        came from one, and of output tokens; empty where the model has no prices."""
+        prices = self.prices
+        if prices is None:
+            return {}
+        cached = prices.input if prices.cached is None else prices.cached
+        rest = fresh * prices.input + read * cached + output * prices.output
+        quarters = 5 * prices.input if self.cache_write_price is None else 4 * self.cache_write_price
+        return {prices.currency: -(-(4 * rest + written * quarters) // 4_000_000)}
 
     def _check_prices(self) -> None:
         given = {key: value for key in PRICES if (value := getattr(self, key)) is not None}

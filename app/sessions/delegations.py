@@ -92,12 +92,18 @@ class Delegations:
         names = self._reader.tool_names([] if inline is None else [inline], session.tenant) | inherited
         definition = self._target(session, given.agent, inline, names)
         policy = HandoffPolicy().replaced(definition.policy).replaced(policy_of(self._reader, given.policy, "policy"))
+        # what a caller says itself holds against the definition, as a session's model does against its lead's
+        if given.model is not None:
+            definition = replace(definition, model=given.model)
+        if given.thinking is not None:
+            definition = replace(definition, thinking=given.thinking)
         model = given.model or session.model
         own = None if given.budget is None else self._reader.budget(given.budget, "budget")
         schema = None if given.output_schema is None else self._reader.schema(given.output_schema, "output_schema")
         if definition.runner is None:
             self._models.resolve(definition.model or model)
         limits = [limits for limits in (definition.budget, policy.budget, own) if limits is not None]
+        self._sessions.check_fallbacks(policy)
         self._sessions.check_prices(session, limits, [(definition, definition.model or model)])
         order = HandoffOrder(
             tool=_tool_name(definition),
@@ -168,8 +174,7 @@ class Delegations:
     async def get(self, tenant: str, handoff_id: str) -> dict[str, Any]:
         """A delegation as a client sees it, also while it goes on."""
         row = await self._row(tenant, handoff_id)
-        runs = await self._store.handoff_runs(tenant, handoff_id)
-        return handoff_view(row, runs[-1] if runs else None)
+        return handoff_view(row, await self._store.handoff_runs(tenant, handoff_id))
 
     async def _row(self, tenant: str, handoff_id: str) -> Mapping[str, Any]:
         await self._journal.settle()

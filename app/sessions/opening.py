@@ -17,6 +17,7 @@ from app.agent.texts import DEFAULT, Texts
 from app.sessions.requests import AgentReader, SessionInput, budget_of, policy_of
 
 INLINE = Source(kind="inline")
+MAX_AGENTS = 2_000  # of one session: each may be a tool that a model is shown, which no model reads by thousands
 _SHOWN_CHARS = 100
 _THINKING = {"on": True, "off": False}
 
@@ -35,6 +36,13 @@ class Opening:
     def new(self, tenant: str, given: SessionInput, agent: str | None) -> Session:
         """The session that a request describes. Raises `InvalidRequest`, `Unsupported`."""
         self.workspace(given.workspace)
+        if given.agents is not None and len(given.agents) > MAX_AGENTS:
+            raise InvalidRequest(
+                f"agents has {len(given.agents):,} entries, at most {MAX_AGENTS:,} are accepted: name those that this "
+                "session needs, or leave `agents` out to allow all subagents",
+                code="too_many_agents",
+                errors=[{"at": "agents", "message": f"more than {MAX_AGENTS:,} entries"}],
+            )
         return self._session(
             tenant,
             config_of(given),

@@ -16,7 +16,7 @@ from app.agent.chat import ModelCatalog
 from app.agent.definition import MAX_STEPS, AgentDefinition
 from app.agent.delegation import Roster, chosen
 from app.agent.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from app.agent.policy import BudgetLimits, HandoffPolicy
+from app.agent.policy import BudgetLimits, HandoffPolicy, Reaction
 from app.agent.runs import (
     FINAL_STATUSES,
     MemoryState,
@@ -214,7 +214,8 @@ class Sessions:
         """Cancel everything in a session, close it and erase its data; afterwards it is unknown."""
         session = await self.known(tenant, session_id)
         async with self.opened(session):
-            await self._close(session, "deleted")
+            with self._supervisor.erasing(session.id):
+                await self._close(session, "deleted")
         self._known[session_id] = None
         await self._journal.flush(TAKE_S)
         self._supervisor.forget(session_id)
@@ -277,6 +278,8 @@ class Sessions:
         schema = (
             None if given.output_schema is None else self._opening.reader.schema(given.output_schema, "output_schema")
         )
+        # a session's policy replaces fields of the lead's, but a budget bounds whatever else does
+        bounds = (definition.budget, definition.policy.budget, session.policy.budget, own)
         request = RunRequest(
             session=session,
             definition=definition,
@@ -291,14 +294,21 @@ class Sessions:
             parallel_tool_calls=all(parallel),
             deadline_ms=given.deadline_ms,
             timeout_ms=given.timeout_ms,
-            budgets=tuple(limits for limits in (definition.budget, policy.budget, own) if limits is not None),
+            budgets=tuple(limits for limits in bounds if limits is not None),
             output_schema=definition.output_schema if schema is None else schema,
         )
         if definition.runner is None:
             self._models.resolve(chosen_model)
+        self.check_fallbacks(policy)
         self.check_prices(session, request.budgets, [(definition, chosen_model)])
         self._supervisor.equipment.check(request)
         return request
+
+    def check_fallbacks(self, policy: HandoffPolicy) -> None:
+        """Raises `InvalidRequest` when a fallback names a model that there is not."""
+        for wanted in (policy.on_denied, policy.on_error):
+            if wanted is not None and wanted.reaction is Reaction.MODEL:
+                self._models.resolve(wanted.target)
 
     def check_prices(
         self,

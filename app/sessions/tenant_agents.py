@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from app.agent.definition import AgentCatalog, AgentDefinition, Source
-from app.agent.delegation import DEFAULT_SURFACES, surfaces_of
+from app.agent.delegation import DEFAULT_SURFACES, surfaces_of, tool_names
 from app.agent.errors import Conflict, InvalidRequest, NotFound, SubagentdError, Unsupported
 from app.agent.events import Write
 from app.agent.ids import now_us
@@ -205,12 +205,14 @@ class TenantAgents:
             await asyncio.to_thread(self._catalog.reload)
         return self.list(tenant)
 
-    def _agent_tools(self, tenant: str) -> dict[str, str]:
+    def _agent_tools(self, tenant: str) -> dict[str, tuple[str, ...]]:
         """Which agent a name means that an agent has as its tool."""
         found = (self._catalog.get(tenant, name) for name in self._catalog.names(tenant))
-        return {agent.tool_name: agent.name for agent in found if agent is not None and agent.tool_name}
+        return tool_names(agent for agent in found if agent is not None)
 
-    def _view(self, definition: AgentDefinition, tenant: str, agent_tools: Mapping[str, str]) -> dict[str, Any]:
+    def _view(
+        self, definition: AgentDefinition, tenant: str, agent_tools: Mapping[str, tuple[str, ...]]
+    ) -> dict[str, Any]:
         """The definition, and what its whitelist comes to here: `effective_tools` are those that a run without a
         parent is given, `delegation` the names that bring delegation tools, `missing_tools` those that do not exist."""
         wanted = definition.tools

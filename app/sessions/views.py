@@ -6,7 +6,7 @@ Knows neither the store nor HTTP.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.agent.messages import NO_USAGE, Usage
+from app.agent.messages import NO_USAGE, Usage, UsageInfo
 from app.wire import timestamp
 
 Row = Mapping[str, Any]
@@ -73,13 +73,14 @@ def run_view(row: Row) -> dict[str, Any]:
     }
 
 
-def handoff_view(row: Row, run: Row | None) -> dict[str, Any]:
-    """A delegation with the result of its last run."""
+def handoff_view(row: Row, runs: Sequence[Row]) -> dict[str, Any]:
+    """A delegation with the result of its last run; what it used is the sum over its attempts and fallback."""
+    run = runs[-1] if runs else None
     return {
         "handoff_id": row["id"],
         "session_id": row["session_id"],
         "run_id": run["id"] if run else None,
-        "run_ids": row["run_ids"] or ([run["id"]] if run else []),
+        "run_ids": row["run_ids"] or [one["id"] for one in runs],
         "agent": row["agent"],
         "name": row["name"],
         "tool": row["tool"],
@@ -92,8 +93,8 @@ def handoff_view(row: Row, run: Row | None) -> dict[str, Any]:
         "error": row["error"],
         "fallback": row["fallback"],
         "steps": run["steps"] if run else 0,
-        "usage": run["usage"] if run else None,
-        "usage_total": run["usage_total"] if run else None,
+        "usage": _sum(runs, "usage"),
+        "usage_total": _sum(runs, "usage_total"),
         "forced": bool(run["forced"]) if run else False,
         "partial": bool(run["partial"]) if run else False,
         "stop_reason": run["stop_reason"] if run else None,
@@ -102,6 +103,12 @@ def handoff_view(row: Row, run: Row | None) -> dict[str, Any]:
         "ended_at": moment(row["ended_at"]),
         "duration_ms": row["duration_ms"],
     }
+
+
+def _sum(runs: Sequence[Row], column: str) -> UsageInfo | None:
+    """The usage in that column of all runs; None while none of them has any."""
+    known = [Usage.from_dict(run[column]) for run in runs if run[column] is not None]
+    return sum(known, NO_USAGE).as_dict() if known else None
 
 
 def tree_view(session_id: str, runs: Sequence[Row], handoffs: Sequence[Row] = ()) -> dict[str, Any]:

@@ -129,8 +129,8 @@ class SqlRunStore:
         made = await self._reader.row(_made, mine) or {"tool_calls": 0, "delegations": 0}
         return {
             "model_calls": used.model_calls,
-            "tokens": used.input_tokens + used.output_tokens,
-            "cost_micros": used.cost.get(currency, 0),
+            "tokens": used.input_tokens + used.output_tokens + used.estimated_tokens,
+            "cost_micros": used.cost.get(currency, 0) + used.estimated_micros,
             "wall_ms": sum(row["duration_ms"] or 0 for row in rows if row["parent_id"] is None),
             **made,
         }

@@ -6,20 +6,46 @@ References are resolved inside the schema only: nothing is fetched, neither from
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 from typing import Any
 
 import jsonschema_rs
 
+from app.fanout import Fanout
+
 MAX_SCHEMA_CHARS = 64 * 1024
 _MAX_COMPILED = 512
+_MAX_VISITS = 10_000_000  # of subschemas for one value: a tenth of a second, and the library lets no other thread run
+_MAX_TOLD = 5_000  # visits of a value of which all problems are collected: each problem costs thousands of plain visits
 _MAX_PROBLEMS = 3
 _MAX_PROBLEM_CHARS = 300
 _MAX_OPTIONS = 20
 _MAX_PREVIEW_CHARS = 80
 _BACKTRACKS = 10_000  # only of patterns with look-around; all others run in linear time
 _MASK = "the value"  # stands for the value in the library's messages, which would quote it whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiled:
+    """A schema ready for use. `unions`: its problems may hold those of all branches, so that even one can be large."""
+
+    validator: jsonschema_rs.Validator
+    fanout: Fanout
+    unions: bool
+
+    def problems(self, value: Any) -> list[jsonschema_rs.ValidationError] | None:
+        """What is wrong with a value, one more than are told; None: something is, and it would take too long to say."""
+        if self.fanout.steps(value, _MAX_TOLD) <= _MAX_TOLD:
+            return list(islice(self.validator.iter_errors(value), _MAX_PROBLEMS + 1))
+        if self.unions:
+            return None
+        try:
+            self.validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            return [error]
+        return []
 
 
 class JsonSchemaChecker:
@@ -31,29 +57,34 @@ class JsonSchemaChecker:
     def __init__(self) -> None:
         # By identity first, which is what a turn asks for again and again; the schema is held so that its id stays
         # its own. By text second, since equal schemas come with every session that brings its own definitions.
-        self._by_identity: OrderedDict[int, tuple[Mapping[str, Any], jsonschema_rs.Validator]] = OrderedDict()
-        self._by_text: OrderedDict[str, jsonschema_rs.Validator] = OrderedDict()
+        self._by_identity: OrderedDict[int, tuple[Mapping[str, Any], _Compiled]] = OrderedDict()
+        self._by_text: OrderedDict[str, _Compiled] = OrderedDict()
         self._lock = Lock()
 
     def check(self, schema: Mapping[str, Any], value: Any) -> str | None:
         """None when `value` is valid, otherwise what is wrong and where: at most three problems, bounded in length.
 
-        A schema that cannot be used makes every value invalid.
+        A schema that cannot be used makes every value invalid, and so does one that would make too much work of it.
         """
         try:
-            validator = self._validator(schema)
+            compiled = self._compiled(schema)
         except ValueError as error:
             return f"the schema cannot be used: {error}"
         try:
-            found = list(islice(validator.iter_errors(_plain(value)), _MAX_PROBLEMS + 1))
+            plain = _plain(value)
+            if compiled.fanout.visits(plain, _MAX_VISITS) > _MAX_VISITS:
+                return "the value is too large and too deep for this schema, whose unions would all have to be tried"
+            if compiled.validator.is_valid(plain):
+                return None
+            found = compiled.problems(plain)
         except (ValueError, RecursionError) as error:  # too deep, lone surrogates, values that are not JSON
             return f"the value is no JSON that can be checked: {_bounded(str(error))}"
         if not found:
-            return None
+            return "the value does not fit the schema; it is too large to say where"
         problems = [_bounded(_described(error, schema)) for error in found[:_MAX_PROBLEMS]]
         return "; ".join([*problems, "and more"] if len(found) > _MAX_PROBLEMS else problems)
 
-    def _validator(self, schema: Mapping[str, Any]) -> jsonschema_rs.Validator:
+    def _compiled(self, schema: Mapping[str, Any]) -> _Compiled:
         with self._lock:
             known = self._by_identity.get(id(schema))
             if known is not None:
@@ -61,13 +92,13 @@ class JsonSchemaChecker:
                 return known[1]
         text = _text_of(schema)
         with self._lock:
-            validator = self._by_text.pop(text, None) or _compiled(text)
-            self._by_text[text] = validator
-            self._by_identity[id(schema)] = (schema, validator)
+            compiled = self._by_text.pop(text, None) or _ready(text)
+            self._by_text[text] = compiled
+            self._by_identity[id(schema)] = (schema, compiled)
             for cache in (self._by_identity, self._by_text):
                 if len(cache) > _MAX_COMPILED:
                     cache.popitem(last=False)
-        return validator
+        return compiled
 
 
 def check_schema(schema: Any) -> str | None:
@@ -77,10 +108,9 @@ def check_schema(schema: Any) -> str | None:
     if schema.get("type") != "object":
         return f"the schema must have type 'object', not {_preview(schema.get('type'))}"
     try:
-        _compiled(_text_of(schema))
+        return _ready(_text_of(schema)).fanout.problem()
     except ValueError as error:
         return str(error)
-    return None
 
 
 def _text_of(schema: Mapping[str, Any]) -> str:
@@ -107,6 +137,12 @@ def _compiled(text: str) -> jsonschema_rs.Validator:
         raise ValueError(_bounded(_described(error, {}))) from None
     except ValueError as error:
         raise ValueError(_bounded(str(error))) from None
+
+
+def _ready(text: str) -> _Compiled:
+    validator = _compiled(text)
+    unions = any(f'"{name}"' in text for name in ("anyOf", "oneOf"))
+    return _Compiled(validator=validator, fanout=Fanout(json.loads(text)), unions=unions)
 
 
 def _refuse(uri: str) -> Any:

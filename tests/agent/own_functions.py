@@ -60,6 +60,23 @@ def raising_in_a_thread(task: str, _context: RunnerContext) -> str:
     raise ERRORS["error"]
 
 
+async def cancelling_itself(_task: str, _context: RunnerContext) -> str:
+    """Cancels the task that it runs in."""
+    own = asyncio.current_task()
+    assert own is not None
+    own.cancel()
+    await asyncio.sleep(0)
+    return "never"
+
+
+async def cancelling_itself_last(_task: str, _context: RunnerContext) -> str:
+    """The same, and then gives an answer as if nothing were."""
+    own = asyncio.current_task()
+    assert own is not None
+    own.cancel()
+    return "all the same"
+
+
 async def second_time_lucky(task: str, _context: RunnerContext) -> str:
     """Fails once."""
     TRIES.append(task)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.agent import supervisor
 from app.agent.definition import AgentDefinition, AgentMode, Surface, SurfaceKind
 from app.agent.delegation import DEFAULT_SURFACES, Roster, chosen, registry_with, surfaces_of, tool_names
 from app.agent.errors import InvalidRequest
@@ -15,6 +16,7 @@ from tests.agent import desk as at
 from tests.agent.desk import SESSION, Desk
 from tests.agent.handoff_events import child_call, kinds, told
 from tests.agent.probes import Probe, echo
+from tests.agent.steps import lines_of
 from tests.plan import ask, raw_call, task
 from tests.world import agent, world
 
@@ -62,9 +64,9 @@ def test_agent_with_names_narrows_every_surface_and_keeps_its_templates() -> Non
 def test_the_tool_name_of_an_agent_brings_its_own_tool_and_nothing_comes_twice() -> None:
     agents = [at.agent("x"), at.agent("y", tool_name="ask_y"), at.agent("研究员")]
     names = tool_names(agents)
-    assert names == {"subagent_x": "x", "ask_y": "y"}
+    assert names == {"subagent_x": ("x",), "ask_y": ("y",)}
     wanted = surfaces_of(lead(agents=("nobody",)), ["subagent_x", "ask_y", "grep", "subagent_x"], [], names)
-    assert wanted == [Surface(kind=PER_AGENT, agents=("subagent_x",)), Surface(kind=PER_AGENT, agents=("ask_y",))]
+    assert wanted == [Surface(kind=PER_AGENT, agents=("x",)), Surface(kind=PER_AGENT, agents=("y",))]
     both = surfaces_of(lead(), ["Agent", "ask_y"], [Surface(kind=PER_AGENT, agents=("x", "y"))], names)
     tools = Desk().offer(*both, agents=agents).tools
     assert [tool.spec.name for tool in tools] == ["subagent_x", "ask_y"]
@@ -113,7 +115,7 @@ def test_an_agents_tool_may_not_have_the_name_of_another_surfaces_tool(name: str
 @pytest.mark.spec("3.1")
 def test_an_agent_without_a_tool_name_is_in_the_way_only_where_its_tool_is_wanted() -> None:
     agents = [at.agent("研究员"), at.agent("x")]
-    only = Surface(kind=PER_AGENT, agents=("subagent_x",))
+    only = Surface(kind=PER_AGENT, agents=("x",))
     assert [tool.spec.name for tool in Desk().offer(only, agents=agents).tools] == ["subagent_x"]
     with pytest.raises(InvalidRequest, match="set tool_name"):
         Desk().offer(PER_AGENT, agents=agents)
@@ -227,6 +229,22 @@ async def test_names_are_normalised_unique_in_the_session_and_hold_no_secret(tmp
         assert max(map(len, names)) <= 64
         everything = json.dumps(await w.events(session)) + json.dumps(await w.rows("runs"), default=str)
         assert secret not in everything
+
+
+@pytest.mark.spec("2.4")
+async def test_thousands_who_want_one_name_get_one_each_and_nobody_tries_all_that_are_taken(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        session = await w.sessions.known(w.tenant, await w.session())
+        async with w.sessions.opened(session):
+            names: list[str] = []
+
+            def take(count: int) -> None:
+                names.extend(w.supervisor.name(session, "scout") for _ in range(count))
+
+            few = lines_of(supervisor, lambda: take(400))
+            many = lines_of(supervisor, lambda: take(3_600))
+        assert names == ["scout", *(f"scout_{number}" for number in range(2, 4_001))]
+        assert many <= 10 * few
 
 
 @pytest.mark.spec("7.2", "3.3")

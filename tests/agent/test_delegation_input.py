@@ -105,3 +105,15 @@ def test_a_name_that_differs_by_case_quotes_or_brackets_is_found(wanted: str) ->
 @pytest.mark.parametrize("wanted", ["", "''", "research", "researcher2", "Scout"])
 def test_a_name_that_fits_none_or_two_agents_is_nobody(wanted: str) -> None:
     assert matching(wanted, agents("researcher", "scout", "SCOUT")) is None
+
+
+@pytest.mark.spec("3.1")
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e400"])
+@pytest.mark.parametrize(
+    "form", ['{"task": {"a": %s}}', '{"task": "x", "context": [%s]}', '{"task": %s}', '{"x": [[%s]]}']
+)
+def test_a_number_that_json_does_not_have_is_an_error_that_names_it(form: str, number: str) -> None:
+    with pytest.raises(InvalidArguments, match=f"The arguments hold {number}, which is no JSON"):
+        resolved_input(form % number)
+    assert resolved_input('{"task": "NaN"}') == ("NaN", "")
+    assert resolved_input('{"task": {"a": 1.5e3}}') == ('{"a":1500.0}', "")

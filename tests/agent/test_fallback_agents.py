@@ -247,10 +247,12 @@ async def test_another_model_answers_for_the_same_agent_only_when_the_policy_nam
 @pytest.mark.spec("4.1", "13.3")
 async def test_a_model_that_does_not_exist_is_told_and_not_a_fault(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
-        policy = {"on_error": {"model": "nowhere:x"}}
-        row = await w.finished(await w.run(task({"calls": [ask(FAILING)]}, "end"), policy=policy))
+        # one that only a subagent's own policy names; any other is refused when the session is made
+        agents = [w.node(), w.node("middle", handoff={"on_error": {"model": "nowhere:x"}})]
+        plan = task({"calls": [ask(task({"calls": [ask(FAILING)]}, "middle"), "middle")]}, "end")
+        row = await w.finished(await w.run(plan, agents=agents))
         assert row["output"] == "end"
-        end = await end_of(w, row)
+        end = next(e["data"] for e in await w.events(row["session_id"], "handoff.end") if e["data"]["depth"] == 2)
         assert end["status"] == "failed"
         assert "no quota left" in end["error"]["message"]
         assert "nowhere" in end["error"]["message"]

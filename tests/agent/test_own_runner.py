@@ -143,12 +143,33 @@ class Unspeakable(Exception):
         raise RuntimeError("no")
 
 
+class Unheard(BaseException):
+    """None of Python's own."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.spec("5.7", "10.5")
+@pytest.mark.parametrize("function", ["cancelling_itself", "cancelling_itself_last"])
+async def test_one_that_cancels_itself_has_failed_and_is_not_cancelled(tmp_path: Path, function: str) -> None:
+    async with desk(tmp_path) as (w, session):
+        result = await delegated(w, session, function)
+        assert result.status is HandoffStatus.FAILED
+        assert result.error is not None
+        assert result.error.code == "runner_failed"
+        (run,) = await w.rows("runs", session_id=session.id)
+        assert run["status"] == "failed"
+        assert (await delegated(w, session, "echo")).ok
+
+
 @pytest.mark.spec("10.5", "12.6")
 @pytest.mark.parametrize("function", ["raising", "raising_in_a_thread"])
 @pytest.mark.parametrize(
     "error",
     [RuntimeError(f"key {SECRET}"), TimeoutError("late"), SystemExit(3), asyncio.CancelledError(), Unspeakable(),
-     StopIteration("x"), KeyError("k"), ValueError("x" * 5_000)],
+     StopIteration("x"), KeyError("k"), ValueError("x" * 5_000), KeyboardInterrupt(), GeneratorExit("x"),
+     StopAsyncIteration("x"), BaseExceptionGroup("two", [KeyboardInterrupt(), ValueError(SECRET)]), Unheard("x")],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
 async def test_whatever_it_raises_fails_its_run_and_nothing_else(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.agent.handoff_events import told
 from tests.agent.probes import Stage
-from tests.agent.test_session_modes import ended, keeper
+from tests.agent.test_session_modes import asked, ended, keeper
 from tests.plan import ask, call, task
 from tests.world import world
 
@@ -112,5 +112,20 @@ async def test_whatever_they_ask_of_each_other_nothing_hangs_and_no_place_is_lef
             await w.sessions.cancel(w.tenant, dice.choice(rows)["id"])
         for run in runs:
             assert (await w.finished(run))["status"] in ("completed", "cancelled")
-        allowed = {None, "memory_busy", "cancelled", "timed_out"}
+        allowed = {None, "memory_busy", "cancelled", "timed_out", "parent_ending"}
         assert {code for run in runs for _, code in await ended(w, run.session_id)} <= allowed
+
+
+@pytest.mark.spec("4.9", "14.2")
+async def test_a_run_that_waits_for_a_memory_does_not_get_what_is_erased_meanwhile(tmp_path: Path) -> None:
+    stage = Stage()
+    async with world(tmp_path, tools=stage.tools) as w:
+        agents = [w.node(), keeper(w, session_scope="user")]
+        held = task({"text": "erased", "calls": [call("hold", key="x")]}, "never")
+        one = await w.run(task({"calls": [ask(held, agent="keeper")]}, "end"), agents=agents, user="ann")
+        await stage.reached("+x")
+        two = await w.run(task({"calls": [ask(task("two"), agent="keeper")]}, "end"), agents=agents, user="ann")
+        await w.until(two.session_id, "run.queued", 2)
+        await w.sessions.delete(w.tenant, one.session_id)
+        assert (await w.finished(two))["output"] == "end"
+        assert [m.content for m in asked(w)[-1].messages] == ["You are keeper.", task("two")]

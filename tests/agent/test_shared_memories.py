@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.agent import shared_memories
 from app.agent.errors import Unavailable
 from app.agent.messages import Message, Role
 from app.agent.runs import MemoryState
 from app.agent.shared_memories import SharedMemories
 from tests.agent.forest import FIRST_TURN, TENANT, Forest, Store, childless, settled, state, taken
+from tests.agent.steps import lines_of
 
 # ── one after the other ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,6 +166,26 @@ async def test_what_was_erased_from_the_store_is_not_handed_on_to_those_who_wait
     assert store.reads["M"] == 3
 
 
+@pytest.mark.spec("4.9", "14.2")
+async def test_what_a_holder_leaves_that_is_being_erased_is_taken_up_by_nobody_before_it_is_gone() -> None:
+    store = Store()
+    memories = SharedMemories(store.load, childless)
+    first, second, third, other = (*(taken(memories) for _ in range(3)), taken(memories, "N"))
+    await first.hold()
+    waiting = asyncio.create_task(second.hold())
+    with memories.erasing([first, third]):
+        first.leave(state("what is erased"))
+        async with asyncio.timeout(10):
+            assert (await other.hold()).next_turn == FIRST_TURN, "who waits for another memory goes on"
+        await settled()
+        assert not waiting.done()
+        store.kept[(TENANT, "M")] = state("what is left")
+    async with asyncio.timeout(10):
+        assert await waiting == state("what is left")
+        second.leave(state("and more"))
+        assert await third.hold() == state("and more")
+
+
 # ── who would wait for itself: against a simulation that lets everybody end who can ─────────────────────────────
 
 
@@ -238,3 +260,37 @@ async def test_a_wait_is_seen_through_a_child_that_has_no_shared_memory_of_its_o
     forest.delegate(b, None)
     forest.delegate(forest.nodes[-1], "A")
     assert forest.refused == 1, "a waits for its child, which waits for b, which would wait for a"
+
+
+def work_of_one_more(count: int, *, with_children: bool) -> tuple[int, int]:
+    """For one more place behind so many, of runs or of the children of one: lines that are executed, lookups of
+    children."""
+    lookups = 0
+
+    def children(_run_id: str) -> tuple[str, ...]:
+        nonlocal lookups
+        lookups += 1
+        return ()
+
+    memories = SharedMemories(Store().load, children)
+    for number in range(count):
+        seat = memories.take(TENANT, "M", "lead", ("lead",) if number == 0 else ())
+        assert seat is not None
+        memories.sit(seat, f"run_{number}")
+    if with_children:  # they are those of the one that holds another memory
+        first = memories.take(TENANT, "N", None, ())
+        assert first is not None
+        memories.sit(first, "lead")
+    lookups = 0
+    lines = lines_of(shared_memories, lambda: memories.take(TENANT, "N" if with_children else "M", "other", ("other",)))
+    return lines, lookups
+
+
+@pytest.mark.spec("4.9")
+@pytest.mark.parametrize("with_children", [False, True])
+async def test_the_work_for_one_more_who_waits_grows_with_the_queue_and_not_with_its_square(
+    with_children: bool,
+) -> None:
+    few, many = (work_of_one_more(count, with_children=with_children) for count in (200, 800))
+    assert (few[1], many[1]) == (200 + with_children, 800 + with_children), "every run is looked at once"
+    assert many[0] < 6 * few[0]

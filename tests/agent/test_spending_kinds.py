@@ -252,17 +252,3 @@ async def test_the_wall_time_of_a_child_ends_it_and_not_its_parent(tmp_path: Pat
         assert (row["stop_reason"], row["output"]) == ("answer", "end")
         (child,) = await children(w, run.session_id)
         assert (child["status"], child["stop_reason"], child["output"]) == ("completed", "budget", "child so far")
-
-
-async def test_a_turn_without_wall_time_left_ends_clearly_and_asks_nobody(tmp_path: Path) -> None:
-    stage = Stage()
-    async with world(tmp_path, tools=stage.tools) as w:
-        session = await w.session(budget={"wall_ms": 300})
-        await w.finished(
-            await w.turn(session, task({"calls": [call("hold", key="x")]}, final={"text": "never", "delay_ms": 20_000}))
-        )
-        asked = len(w.requests)
-        row = await w.finished(await w.turn(session, task("x")))
-        assert (row["status"], row["stop_reason"], row["error"]["code"]) == ("failed", "budget", "budget_exhausted")
-        assert "wall_ms 300" in row["error"]["message"]
-        assert len(w.requests) == asked

@@ -27,6 +27,8 @@ CALLS: dict[SurfaceKind, tuple[str, dict[str, Any]]] = {
     TASK: ("execute_task", {"name": "helper", "description": "do some work", "prompt": "Work."}),
     SUBAGENT: ("subagent", {"research_prompt": "Work."}),
 }
+# How an error begins on the surfaces whose results are plain text with such a sign (spec 3.2, 3.4).
+PREFIXES = {TASK: "Error: ", SUBAGENT: "子代理执行失败: "}
 ALL = pytest.mark.parametrize("kind", list(CALLS), ids=lambda kind: kind.value)
 
 
@@ -248,7 +250,7 @@ async def test_a_primary_tools_result_is_handed_on_as_it_is_and_without_one_that
     assert result == ToolResult(content="<system>as it is</system>")
     none = await called(kind, failed("no quota"), policy=policy)
     assert none.is_error
-    assert none.content.startswith("handoff unavailable")
+    assert none.content.startswith(f"{PREFIXES.get(kind, '')}handoff unavailable")
 
 
 @ALL

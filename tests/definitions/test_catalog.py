@@ -258,3 +258,63 @@ def test_tools_of_the_service_are_known_to_its_files(tmp_path: Path) -> None:
     catalog = Catalog([str(tmp_path)], known_tools=BUILT_IN | {"weather"}, library=None)
     catalog.reload()
     assert catalog.report("t").problems == ()
+
+
+# ── code that files name ────────────────────────────────────────────────────────────────────────────────────────
+
+MODULES = {
+    "shop_code/__init__.py": "raise RuntimeError('imported')\n",
+    "shop_code/run.py": (
+        "import os as system\nfrom json import loads\nasync def go(task, context): return task\n"
+        "class Clerk:\n    run = go\n"
+        "if system:\n    late = early = go\nraise RuntimeError('imported')\n"
+    ),
+    "shop_code/open.py": "from shop_code.run import *\n",
+    "shop_code/made.py": "globals()['go'] = 1\n",
+    "shop_code/lazy.py": "def __getattr__(name): return 1\n",
+    "shop_code/broken.py": "def (:\n",
+}
+
+
+@pytest.mark.spec("10.3", "10.5")
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("shop_code.run:go", None),
+        ("shop_code.run:Clerk.run", None),
+        ("shop_code.run:loads", None),
+        ("shop_code.run:early", None),
+        ("shop_code.open:go", None),
+        ("shop_code.made:go", None),
+        ("shop_code.lazy:go", None),
+        ("shop_code.broken:go", None),
+        ("math:sin", None),
+        ("tests.definitions.world:read", None),
+        ("shop_code.run:gone", "there is no gone in the module shop_code.run"),
+        ("shop_code.run:run", "there is no run in the module shop_code.run"),
+        ("tests.definitions.world:gone", "there is no gone in the module tests.definitions.world"),
+        ("shop_code.nothing:go", "there is no module shop_code.nothing"),
+        ("shop_code.run.deeper:go", "there is no module shop_code.run.deeper"),
+        ("no_such_package_here.a:go", "there is no module no_such_package_here.a"),
+    ],
+)
+def test_code_that_is_not_there_is_told_when_files_are_read_and_nothing_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, says: str | None
+) -> None:
+    for name, source in MODULES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    write(tmp_path / "agents" / "a.md", "a", more=f"runner: {path}\n")
+    write(tmp_path / "agents" / "b.md", "b", more=f"handoff:\n  input_filter: [mask_secrets, '{path}']\n")
+    catalog = read(tmp_path / "agents")
+    problems = catalog.report("t").problems
+    assert (catalog.get("t", "a") is None, catalog.get("t", "b") is None) == (False, False)
+    if says is None:
+        assert problems == ()
+    else:
+        assert [(p.severity, p.line, p.key) for p in problems] == [
+            (Severity.WARNING, 4, "runner"),
+            (Severity.WARNING, 5, "handoff"),
+        ]
+        assert all(says in p.message for p in problems)

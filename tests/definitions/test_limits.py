@@ -32,7 +32,8 @@ WHOLE = {
     ("lines", "budget"),
     [
         ("budget: {tokens: 50000}", BudgetLimits(tokens=50_000)),
-        ("limits: {maxConcurrent: 2, wallMs: 5}", BudgetLimits(max_concurrent=2, wall_ms=5)),
+        ("budget: {maxConcurrent: 2, wallMs: 5}", BudgetLimits(max_concurrent=2, wall_ms=5)),
+        ("limits: {tokens: 5}", None),
         ("budget: {cost_micros: 10, currency: eur}", BudgetLimits(cost_micros=10, currency="EUR")),
         ("budget: {tokens: ~, tool_calls: '3'}", BudgetLimits(tool_calls=3)),
         ("budget: {}", BudgetLimits()),
@@ -62,7 +63,7 @@ def test_a_file_has_a_budget_in_ours_or_another_services_words(lines: str, budge
         ("budget: {currency: USD}", "budget.currency"),
         ("max_budget_usd: 0", "max_budget_usd"),
         ("max_budget_usd: cheap", "max_budget_usd"),
-        ("budget: {tokens: 5}\nlimits: {tokens: 6}", "limits"),
+        ("budget: {tokens: 5}\nBudget: {tokens: 6}", "Budget"),
         ("budget: {tokens: 5}\nmax_budget_usd: 1", "max_budget_usd"),
     ],
 )

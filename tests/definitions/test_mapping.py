@@ -39,6 +39,15 @@ from tests.definitions.world import loaded
 
 INLINE = Source(kind="inline")
 NAMED = {"name": "clerk", "description": "Keeps the books."}
+MANY = [f"name_{number}" for number in range(10_001)]
+
+
+def unions(levels: int) -> dict[str, Any]:
+    """A schema of few words that leads to 2^levels subschemas for one value."""
+    defs: dict[str, Any] = {"a0": {"type": "string"}}
+    for level in range(1, levels + 1):
+        defs[f"a{level}"] = {"anyOf": [{"$ref": f"#/$defs/a{level - 1}"}] * 2}
+    return {"$defs": defs, "$ref": f"#/$defs/a{levels}"}
 
 
 @pytest.mark.spec("10.1")
@@ -104,6 +113,18 @@ def test_keys_and_tool_names_are_those_of_files() -> None:
         ({"budget": {"tokens": 0}}, "agents[0].budget.tokens"),
         ({"max_budget_usd": "1"}, "agents[0].max_budget_usd"),
         ({"handoff": {"input_filter": "shop.filters:short"}}, "agents[0].handoff.input_filter"),
+        ({"surfaces": ["task"] * 65}, "agents[0].surfaces"),
+        ({"surfaces": [{"kind": "task", "agents": MANY}]}, "agents[0].surfaces[0].agents"),
+        ({"agents": MANY}, "agents[0].agents"),
+        ({"tools": MANY}, "agents[0].tools"),
+        ({"tools": f"Agent({', '.join(MANY)})"}, "agents[0].tools"),
+        ({"tools": dict.fromkeys(MANY, False)}, "agents[0].tools"),
+        ({"disallowed_tools": MANY}, "agents[0].disallowed_tools"),
+        ({"handoff": {"allowed_tools": MANY}}, "agents[0].handoff.allowed_tools"),
+        ({"handoff": {"denied_tools": MANY}}, "agents[0].handoff.denied_tools"),
+        ({"output_schema": unions(23)}, "agents[0].output_schema"),
+        ({"input_schema": {**unions(23), "type": "object"}}, "agents[0].input_schema"),
+        ({"output_schema": {"$ref": "#"}}, "agents[0].output_schema"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_place(data: dict[str, Any], at: str) -> None:
@@ -111,6 +132,40 @@ def test_a_wrong_value_is_refused_with_its_place(data: dict[str, Any], at: str) 
         from_mapping({**NAMED, **data}, source=INLINE, at="agents[0]")
     assert [error["at"] for error in caught.value.errors] == [at]
     assert str(caught.value.errors[0]["message"]) in caught.value.message
+
+
+@pytest.mark.spec("10.2")
+def test_lists_that_are_long_but_not_too_long_are_read() -> None:
+    names = MANY[:10_000]
+    read = from_mapping(
+        {
+            **NAMED,
+            "tools": ["Agent", "read_file"],
+            "agents": names,
+            "disallowed_tools": names,
+            "surfaces": [{"kind": "task", "agents": [name]} for name in names[:64]],
+            "handoff": {"allowed_tools": names},
+        },
+        source=INLINE,
+    )
+    assert (read.agents, read.disallowed_tools, read.policy.allowed_tools) == (*[tuple(names)] * 2, (tuple(names),))
+    assert read.surfaces is not None
+    assert len(read.surfaces) == 64
+
+
+@pytest.mark.timeout(20)  # what grows with the square takes minutes
+def test_a_text_of_a_million_words_in_brackets_is_one_name_and_read_in_little_time() -> None:
+    read = from_mapping({**NAMED, "tools": f"Agent({'a ' * 1_000_000}), Read"}, source=INLINE)
+    assert read.tools == ("Agent", "read_file")
+    assert read.agents is not None
+    assert len(read.agents) == 1
+
+
+@pytest.mark.spec("5.6")
+def test_large_ordinary_schemas_and_recursive_ones_are_accepted() -> None:
+    kinds = [{"type": "object", "properties": {"kind": {"const": n}, "of": {"$ref": "#"}}} for n in range(200)]
+    for schema in (unions(10), {"oneOf": kinds}, {"properties": {f"p{n}": {"type": "string"} for n in range(2_000)}}):
+        assert from_mapping({**NAMED, "output_schema": schema}, source=INLINE).output_schema == schema
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

@@ -3,6 +3,7 @@
 import codecs
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -348,5 +349,7 @@ def check(parsed: Parsed) -> None:
     assert (parsed.definition is None) == bool(errors)
     assert all(problem.line >= 1 and problem.message for problem in parsed.problems)
     if parsed.definition is not None:
-        stored = json.loads(json.dumps(to_mapping(parsed.definition), allow_nan=False))
-        assert from_mapping(stored, source=parsed.definition.source) == parsed.definition
+        # code of the server is what only a file may name: a mapping that does is refused
+        plain = replace(parsed.definition, runner=None)
+        stored = json.loads(json.dumps(to_mapping(plain), allow_nan=False))
+        assert from_mapping(stored, source=plain.source) == plain

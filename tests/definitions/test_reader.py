@@ -39,6 +39,13 @@ def test_a_whitelist_may_name_the_tools_that_agents_are_and_no_others() -> None:
         READER.tools(["Bash"], "tools", frozenset({"ask_clerk"}))
 
 
+@pytest.mark.spec("7.2", "14.9")
+def test_a_whitelist_of_a_call_is_bounded() -> None:
+    assert READER.tools(["Read"] * 10_000, "tools") == ("read_file",)
+    with pytest.raises(InvalidRequest, match=r"tools has 10,001 names, at most 10,000 are accepted"):
+        READER.tools(["Read"] * 10_001, "tools")
+
+
 @pytest.mark.spec("7.2", "10.2")
 def test_an_inline_agent_may_name_the_tools_that_agents_are_and_no_others() -> None:
     data = {"name": "lead", "description": "d", "tools": ["Read", "ask_clerk"]}

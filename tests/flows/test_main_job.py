@@ -75,7 +75,7 @@ async def test_the_child_sees_its_prompt_and_task_only_and_the_parent_one_result
         assert [(row["turn"], row["step"], row["sub"]) for row in reader] == [
             (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 2, 0),
         ]  # fmt: skip
-        boss = [row for row in rows if row["agent"] == "boss"]
+        boss = sorted((row for row in rows if row["agent"] == "boss"), key=lambda row: row["memory_seq"])
         assert [row["role"] for row in boss] == ["system", "user", "assistant", "tool", "tool", "assistant"]
         assert [row["content"] for row in boss if row["role"] == "tool"] == [
             "It says hello world.",

@@ -221,6 +221,27 @@ async def test_tokens_are_totals_of_which_cached_ones_are_a_part(
     assert reply.usage == usage
 
 
+@pytest.mark.spec("13.4")
+async def test_a_reply_says_what_it_costs_with_what_the_cache_took_in_and_gave(world: AnthropicWorld) -> None:
+    body = [
+        start(input_tokens=1_000, cache_read_input_tokens=10_000, cache_creation_input_tokens=2_000),
+        *events(words("x"))[2:-2],
+        ending("end_turn", output_tokens=100),
+        STOP,
+    ]
+    prices = {"input_price": 3_000_000, "cached_price": 300_000, "output_price": 15_000_000}
+    usage = (await world.answered(stream(*body), **prices)).reply.usage
+    assert usage is not None
+    assert (usage.input_tokens, usage.cached_tokens, usage.cost) == (
+        13_000,
+        10_000,
+        {"USD": 3_000 + 3_000 + 7_500 + 1_500},
+    )
+    dearer = (await world.answered(stream(*body), **prices, cache_write_price=6_000_000)).reply.usage
+    assert dearer is not None
+    assert dearer.cost == {"USD": 3_000 + 3_000 + 12_000 + 1_500}
+
+
 # ── what is no reply ────────────────────────────────────────────────────────────────────────────────────────────
 
 HALF = [start(), opened(0, words("")), delta(0, "text_delta", text="Half a "), delta(0, "text_delta", text="sent")]

@@ -46,6 +46,8 @@ def test_a_model_that_costs_nothing_is_no_model_of_unknown_price() -> None:
         ({"output_price": 1}, "output_price without input_price"),
         ({"cached_price": 1}, "cached_price without input_price and output_price"),
         ({"input_price": 1, "cached_price": 1}, "input_price, cached_price without output_price"),
+        ({"cache_write_price": 1}, "cache_write_price without input_price and output_price"),
+        ({**PRICED, "cache_write_price": -1}, "cache_write_price must be 0 or above, not -1"),
         ({"input_price": -1, "output_price": 1}, "input_price must be 0 or above, not -1"),
         ({**PRICED, "cached_price": -5}, "cached_price must be 0 or above, not -5"),
         ({**PRICED, "currency": "usd"}, "currency 'usd' is no code of three capital letters"),
@@ -118,6 +120,29 @@ def test_a_call_costs_whole_millionths_rounded_up_once(
     prices: tuple[int, int], tokens: tuple[int, int, int], micros: int
 ) -> None:
     assert Prices(input=prices[0], output=prices[1]).cost(*tokens) == micros
+
+
+@pytest.mark.spec("13.4")
+@pytest.mark.parametrize(
+    ("fields", "counts", "cost"),
+    [
+        ({}, (1, 1, 1, 1), {}),
+        (PRICED, (1_000_000, 0, 0, 0), {"USD": 150_000}),
+        (PRICED, (0, 1_000_000, 0, 0), {"USD": 187_500}),
+        (PRICED, (0, 0, 1_000_000, 0), {"USD": 150_000}),
+        (PRICED, (0, 0, 0, 1_000_000), {"USD": 600_000}),
+        ({**PRICED, "cached_price": 15_000, "currency": "EUR"}, (0, 0, 1_000_000, 0), {"EUR": 15_000}),
+        ({**PRICED, "cache_write_price": 300_000}, (0, 1_000_000, 0, 0), {"USD": 300_000}),
+        ({**PRICED, "cache_write_price": 0}, (0, 1_000_000, 0, 0), {"USD": 0}),
+        ({"input_price": 1, "output_price": 1}, (0, 3_000_000, 0, 0), {"USD": 4}),  # 3.75
+        ({"input_price": 1, "output_price": 1}, (1, 1, 1, 1), {"USD": 1}),
+        ({"input_price": 0, "output_price": 0}, (9, 9, 9, 9), {"USD": 0}),
+    ],
+)
+def test_what_a_cache_takes_in_costs_a_quarter_more_unless_a_price_is_set(
+    fields: dict[str, Any], counts: tuple[int, int, int, int], cost: dict[str, int]
+) -> None:
+    assert profile(**fields).cost(*counts) == cost
 
 
 @pytest.mark.spec("13.4")

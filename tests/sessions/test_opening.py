@@ -147,9 +147,21 @@ def test_an_agent_that_a_session_names_must_exist(tmp_path: Path, given: Session
 
 
 @pytest.mark.spec("14.1")
+def test_a_session_has_at_most_two_thousand_agents(tmp_path: Path) -> None:
+    inline = [{"name": f"a{number}", "description": "d"} for number in range(2_001)]
+    for agents in (["scout"] * 2_001, inline):
+        with pytest.raises(InvalidRequest, match=r"agents has 2,001 entries, at most 2,000 are accepted") as caught:
+            opening(tmp_path).new("t", SessionInput(agents=agents), None)
+        assert [error["at"] for error in caught.value.errors] == ["agents"]
+    session = opening(tmp_path).new("t", SessionInput(agents=inline[:2_000]), None)
+    assert len(session.inline) == 2_000
+
+
+@pytest.mark.spec("14.1")
 @pytest.mark.parametrize(
     ("given", "at"),
     [
+        (SessionInput(surfaces=["task"] * 65), "surfaces"),
         (SessionInput(budget={"tokens": -1}), "budget.tokens"),
         (SessionInput(texts={"greeting": "x"}), "texts.greeting"),
         (SessionInput(texts="fr"), "texts"),

@@ -227,7 +227,7 @@ async def test_a_database_of_the_first_schema_keeps_its_rows_and_takes_new_ones(
         before = await SqlRunStore(database.reader).handoffs("default", facts.session.id)
         assert [(row["id"], row["status"]) for row in before] == [("ho_done", "completed"), ("ho_open", "running")]
         assert {(row["session_scope"], row["fallback"]) for row in before} == {(None, None)}
-        assert handoff_view(before[0], None)["run_ids"] == ["run_a"]
+        assert handoff_view(before[0], ())["run_ids"] == ["run_a"]
         (run,) = await SqlRunStore(database.reader).runs("default", facts.session.id)
         assert (run["id"], run["status"]) == (root.id, "completed")
         fallback = {"kind": "model", "target": "scripted:other"}

@@ -226,7 +226,7 @@ async def test_a_handoff_row_says_what_stood_in_for_the_subagent(store: Store, a
     row = await store.row("handoffs")
     assert {name: row[name] for name in end} == end
     assert row["run_ids"] == ["run_a", "run_b"]
-    view = handoff_view(row, None)
+    view = handoff_view(row, ())
     assert (view["fallback"], view["session_scope"], view["run_ids"]) == (fallback, None, ["run_a", "run_b"])
 
 

@@ -183,6 +183,106 @@ def test_a_pattern_with_look_around_cannot_hold_the_service_up(checker: SchemaCh
     assert time.process_time() - began < 1.0
 
 
+def unions(levels: int) -> dict[str, Any]:
+    """A schema of few words that leads to 2^levels subschemas for one value."""
+    defs: dict[str, Any] = {"a0": {"type": "string"}}
+    for level in range(1, levels + 1):
+        defs[f"a{level}"] = {"anyOf": [{"$ref": f"#/$defs/a{level - 1}"}] * 2}
+    return {"type": "object", "properties": {"x": {"$ref": f"#/$defs/a{levels}"}}, "$defs": defs}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """The same, one level of the value for each."""
+    defs: dict[str, Any] = {"a0": {"type": "string"}}
+    for level in range(1, levels + 1):
+        inner = {"properties": {"x": {"$ref": f"#/$defs/a{level - 1}"}}}
+        defs[f"a{level}"] = {"anyOf": [inner, {**inner, "minProperties": 1}]}
+    return {"type": "object", "$ref": f"#/$defs/a{levels}", "$defs": defs}
+
+
+def chain(levels: int) -> Any:
+    """`{"x": {"x": … 5}}`."""
+    value: Any = 5
+    for _ in range(levels):
+        value = {"x": value}
+    return value
+
+
+@pytest.mark.spec("7.1")
+@pytest.mark.timeout(20)  # each of these took minutes and all memory
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (unions(23), {"x": 5}),
+        (unions(300), {"x": 5}),
+        (unions(12), {"x": 5}),
+        (nested(40), chain(40)),
+        (nested(16), chain(16)),
+        ({"type": "object", "not": {"$ref": "#/$defs/a"}, "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, {}),
+    ],
+    ids=["unions", "more unions", "few unions", "nested", "less nested", "circular"],
+)  # fmt: skip
+def test_a_schema_that_multiplies_cannot_hold_the_service_up(
+    checker: SchemaChecker, schema: dict[str, Any], value: Any
+) -> None:
+    problem = checker.check(schema, value)
+    assert problem is not None
+    assert "too large" in problem
+
+
+@pytest.mark.spec("7.1")
+def test_a_tool_whose_schema_multiplies_is_refused() -> None:
+    problem = check_schema(unions(23))
+    assert problem is not None
+    assert "at most 10,000 are accepted" in problem
+    assert check_schema(unions(10)) is None
+
+
+TREE = {
+    "type": "object",
+    "$ref": "#/$defs/part",
+    "$defs": {
+        "part": {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "properties": {
+                        "kind": {"const": kind},
+                        "children": {"type": "array", "items": {"$ref": "#/$defs/part"}},
+                        "next": {"anyOf": [{"$ref": "#/$defs/part"}, {"type": "null"}]},
+                    },
+                    "required": ["kind"],
+                }
+                for kind in ("text", "row", "column", "table", "image")
+            ]
+        }
+    },
+}
+
+
+@pytest.mark.spec("7.1")
+def test_a_recursive_schema_of_many_kinds_takes_deep_and_large_values(checker: SchemaChecker) -> None:
+    value: dict[str, Any] = {"kind": "text"}
+    for _ in range(40):
+        value = {"kind": "row", "children": [value, {"kind": "image", "next": None}], "next": {"kind": "table"}}
+    assert checker.check(TREE, value) is None
+    wide = {"kind": "row", "children": [{"kind": "text", "next": {"kind": "text"}}] * 5_000}
+    assert checker.check(TREE, wide) is None
+    wide["children"][4_000] = {"kind": "none"}  # type: ignore[index]
+    assert checker.check(TREE, wide) == "the value does not fit the schema; it is too large to say where"
+
+
+@pytest.mark.spec("7.1")
+def test_in_a_large_value_the_first_problem_is_told(checker: SchemaChecker) -> None:
+    rows = {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}}
+    value: dict[str, Any] = {"rows": [{"a": "x"} for _ in range(20_000)]}
+    schema = {"type": "object", "properties": {"rows": rows}}
+    assert checker.check(schema, value) is None
+    for row in value["rows"][7:]:
+        row["a"] = 5
+    assert checker.check(schema, value) == "rows[7].a: must be string, not 5"
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -11,7 +11,7 @@ from app.api import sse
 from app.api.audit_query import Narrowed, Narrowing, Paging, RunId, messages
 from app.api.deps import Asked, Reading, Running, Starting
 from app.api.docs import new_router, problems
-from app.api.pages import Cursor, Limit, answer, cursor_after, number_of
+from app.api.pages import Cursor, Limit, answer, cursor_after, number_of, tree_answer
 from app.api.routes.runs import STARTED, run_answer
 from app.api.schemas import answers
 from app.api.schemas.requests import RunBody, SessionBody, SessionPatch
@@ -106,7 +106,7 @@ async def list_turns(asked: Reading, session_id: str, cursor: Cursor = None, lim
 @router.get("/v1/sessions/{session_id}/tree", response_model=answers.Tree, responses=_READ)
 async def get_tree(asked: Reading, session_id: str) -> Response:
     """All runs of a session under those that started them, with what they used."""
-    return answer(await asked.services.sessions.tree(asked.tenant, session_id))
+    return tree_answer(await asked.services.sessions.tree(asked.tenant, session_id), "runs", "children")
 
 
 @router.get("/v1/sessions/{session_id}/messages", response_model=answers.MessagePage, responses=_READ)
