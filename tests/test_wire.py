@@ -169,10 +169,10 @@ NODES = st.recursive(
 )
 
 
-@pytest.mark.spec("14.1")
+@pytest.mark.spec("14.4")
 @given(st.fixed_dictionaries({"runs": st.lists(NODES, max_size=3), "total": st.integers()}) | NODES)
 def test_a_tree_is_the_json_of_its_maps(tree: dict[str, Any]) -> None:
-    assert strict(encode_tree(tree, ("runs", "children"))) == json.loads(encode(tree))
+    assert json.loads(encode_tree(tree, ("runs", "children"))) == json.loads(encode(tree))
 
 
 @pytest.mark.case("B185")

@@ -88,14 +88,16 @@ def surfaces_of(
     what was set for it; the tool name of an agent (`tool_names`: whose it is) the tool of that agent."""
     known = tuple(applying)
     found: list[Surface] = []
+    named: list[str] = []  # agents by the names of their tools: no list of agents narrows those
     for name in tools or ():
         if name == AGENT:
             found.extend(_limited(surface, definition.agents) for surface in known)
         elif name in _KINDS:
             found.append(_limited(_set_for(_KINDS[name], known), definition.agents))
         elif name in tool_names:
-            # names one agent by its tool: no list of agents narrows that
-            found.append(replace(_set_for(SurfaceKind.PER_AGENT, known), agents=tool_names[name]))
+            named.extend(tool_names[name])
+    if named:
+        found.append(replace(_set_for(SurfaceKind.PER_AGENT, known), agents=tuple(dict.fromkeys(named))))
     return [surface for at, surface in enumerate(found) if surface not in found[:at]]
 
 
@@ -174,7 +176,8 @@ def _tools_of(
     if surface.kind is SurfaceKind.SUBAGENT:
         target = _target(surface, agents, default_subagent)
         return [] if target is None else [ResearchTool(by, parts, surface, target)]
-    wanted = [agent for agent in agents if surface.agents is None or agent.name in surface.agents]
+    among = None if surface.agents is None else frozenset(surface.agents)
+    wanted = [agent for agent in agents if among is None or agent.name in among]
     if not wanted:
         return []
     if surface.kind is SurfaceKind.TASK:
@@ -184,7 +187,7 @@ def _tools_of(
 
 def _named(surface: Surface, agents: Sequence[AgentDefinition]) -> list[tuple[AgentDefinition, str]]:
     """The agents of a `per_agent` surface with the names of their tools."""
-    wanted = surface.agents
+    wanted = None if surface.agents is None else frozenset(surface.agents)
     found: list[tuple[AgentDefinition, str]] = []
     for agent in agents:
         try:

@@ -66,7 +66,7 @@ def test_the_tool_name_of_an_agent_brings_its_own_tool_and_nothing_comes_twice()
     names = tool_names(agents)
     assert names == {"subagent_x": ("x",), "ask_y": ("y",)}
     wanted = surfaces_of(lead(agents=("nobody",)), ["subagent_x", "ask_y", "grep", "subagent_x"], [], names)
-    assert wanted == [Surface(kind=PER_AGENT, agents=("x",)), Surface(kind=PER_AGENT, agents=("y",))]
+    assert wanted == [Surface(kind=PER_AGENT, agents=("x", "y"))]
     both = surfaces_of(lead(), ["Agent", "ask_y"], [Surface(kind=PER_AGENT, agents=("x", "y"))], names)
     tools = Desk().offer(*both, agents=agents).tools
     assert [tool.spec.name for tool in tools] == ["subagent_x", "ask_y"]

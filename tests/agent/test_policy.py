@@ -215,10 +215,10 @@ def test_the_defaults_are_those_of_the_contract_and_a_negative_retry_is_refused(
 class Compared(str):
     """A name that counts how often it is compared with another one."""
 
-    count = 0
+    compared = 0
 
     def __eq__(self, other: object) -> bool:
-        Compared.count += 1
+        Compared.compared += 1
         return str.__eq__(self, other) is True
 
     __hash__ = str.__hash__
@@ -228,6 +228,6 @@ class Compared(str):
 def test_long_lists_of_both_levels_are_put_together_without_comparing_each_with_each() -> None:
     parent = HandoffPolicy(allowed_tools=tuple(Compared(f"tool_{n}(a)") for n in range(2_000)))
     own = PolicyFields(allowed_tools=(tuple(Compared(f"tool_{n}") for n in range(1_000, 3_000)),))
-    Compared.count = 0
+    Compared.compared = 0
     assert parent.narrowed(own).allowed_tools == tuple(f"tool_{n}(a)" for n in range(1_000, 2_000))
-    assert Compared.count < 20_000
+    assert Compared.compared < 20_000

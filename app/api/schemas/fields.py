@@ -109,7 +109,11 @@ Policy = Annotated[
     open_object(
         "What may be delegated. Fields that are left out come from the agent; null is a value (unlimited, no list).",
         enabled={"type": "boolean"},
-        max_depth={"type": ["integer", "null"], "minimum": 0, "description": "Default 1; 0: none, null: unlimited."},
+        max_depth={
+            "type": ["integer", "null"],
+            "minimum": 0,
+            "description": "Default 1; 0: none, null: 200, the most there is.",
+        },
         max_retries={**_COUNT, "description": "Further attempts after an error that can pass."},
         timeout_ms={**_COUNT, "description": "Of each attempt; 0: none."},
         deadline_ms={**_COUNT, "description": "Of all attempts together; 0: none."},
