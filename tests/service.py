@@ -1,16 +1,16 @@
-"""A real server process on a real database, for tests: started by the command that users start."""
+"""A real server process on a real database, for tests: what the command that users start runs, forked ready-made."""
 
 import asyncio
 import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from app.client import Client, Received
+from tests.forked import ForkedProcess, forked
 
 WAIT_S = 30.0
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ class Service:
         self.env = dict(env or {})
         self.key: str | None = self.env.get("SUBAGENTD_KEY")
         self.url = ""
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: ForkedProcess | None = None
 
     @property
     def log(self) -> str:
@@ -40,19 +40,12 @@ class Service:
     async def start(self) -> "Service":
         """Start and wait for the address."""
         base = {k: v for k, v in os.environ.items() if not k.startswith(("SUBAGENTD_", "OPENAI_", "ANTHROPIC_"))}
-        command = [sys.executable, "-m", "app", "serve", "--json", "--port", "0", "--db", self.where]
-        command += ["--workspace", str(self.workspace), *self.args]
-        with (self.folder / "service.log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *command,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                cwd=self.folder,
-                env={**base, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **self.env},
-            )
-        assert self.process.stdout is not None
+        args = ["serve", "--json", "--port", "0", "--db", self.where]
+        args += ["--workspace", str(self.workspace), *self.args]
+        env = {**base, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **self.env}
+        self.process = forked(args, self.folder, env)
         async with asyncio.timeout(WAIT_S):
-            line = await self.process.stdout.readline()
+            line = await self.process.first_line()
         assert line, f"the server did not start:\n{self.log}"
         self.url = json.loads(line)["listening"]
         return self
