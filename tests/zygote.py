@@ -34,7 +34,7 @@ def main() -> None:
             else:
                 answer = os.fork()
                 if not answer:
-                    line.close()
+                    line.detach()  # its number, 0, is taken over below; closed now, another file would get it
                     _serve(request, files[0])
                 os.close(files[0])
             line.sendall(json.dumps(answer).encode())
