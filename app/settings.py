@@ -4,13 +4,11 @@ Later sources win in this order. Nothing below `wiring` sees this module: it pas
 """
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
-from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -20,6 +18,8 @@ from pydantic_settings import (
 )
 
 from app.agent.texts import DEFAULT_LANGUAGE, LANGUAGES
+from app.settings_rules import Group, Hooks, Permissions
+from app.settings_secrets import masked
 
 TOML_FILE = "subagentd.toml"
 FLAT = {  # the flat twins of nested settings (spec 16.5), and what other tools set for the same endpoints
@@ -35,12 +35,6 @@ FLAT = {  # the flat twins of nested settings (spec 16.5), and what other tools 
     "ANTHROPIC_BASE_URL": ("models", "anthropic_base_url"),
     "ANTHROPIC_API_KEY": ("models", "anthropic_api_key"),
 }
-
-
-class Group(BaseModel):
-    """A group of settings; unknown names are refused, since a misspelt one would be silently without effect."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class Http(Group):
@@ -137,6 +131,42 @@ class Limits(Group):
     subagent_steps: int = Field(5, ge=1)
 
 
+class Loop(Group):
+    """What a run does by itself about model errors that may pass, and about calls that go in circles."""
+
+    retries: int = Field(4, ge=0, le=100, description="Of a model call after its first try; 0: a first error ends it.")
+    backoff_ms: int = Field(500, ge=0, le=600_000, description="Pause before a second try; doubles with each one.")
+    max_backoff_ms: int = Field(20_000, ge=0, le=3_600_000, description="Longest pause that doubling leads to.")
+    max_wait_ms: int = Field(
+        120_000,
+        ge=0,
+        le=86_400_000,
+        description="Longest pause that a provider may ask for; a longer one is not waited for.",
+    )
+    duplicate_repeats: int = Field(
+        3,
+        ge=2,
+        le=10_000,
+        description="Of so many equal calls, or rounds of a cycle of calls, the last is not carried out.",
+    )
+    duplicate_blocks: int = Field(2, ge=1, le=10_000, description="After so many of these the run has to answer.")
+
+
+class Compaction(Group):
+    """How the contexts of runs are kept below the windows of their models; shares are of 1."""
+
+    enabled: bool = True
+    threshold: float = Field(
+        0.8, gt=0, le=1, description="Of the window less the answer: over it a context is shortened."
+    )
+    keep_share: float = Field(0.25, gt=0, le=1, description="Of that, the newest part that stays as it is.")
+    least_gain: float = Field(0.2, gt=0, le=1, description="Of the context, which a summary must free.")
+    tries: int = Field(3, ge=0, description="Summaries in one run; after them old tool results are cut.")
+    summary_tokens: int = Field(1024, ge=64)
+    window: int = Field(128_000, ge=256, description="Tokens, where a model's context_window is not set.")
+    output_tokens: int = Field(4096, ge=1, description="Kept for an answer when an agent sets no max_tokens.")
+
+
 class Handoff(Group):
     """How attempts of a handoff follow each other; how many there may be is a matter of policies."""
 
@@ -192,9 +222,13 @@ class Settings(BaseSettings):
     stream: Stream = Field(default_factory=Stream)
     models: Models = Field(default_factory=Models)
     limits: Limits = Field(default_factory=Limits)
+    loop: Loop = Field(default_factory=Loop)
+    compaction: Compaction = Field(default_factory=Compaction)
     handoff: Handoff = Field(default_factory=Handoff)
     texts: Texts = Field(default_factory=Texts)
     tools: Tools = Field(default_factory=Tools)
+    hooks: Hooks = Field(default_factory=Hooks)
+    permissions: Permissions = Field(default_factory=Permissions)
     audit: Audit = Field(default_factory=Audit)
     agents: list[Path] = Field(default_factory=list)
     default_agent: str = "lead"
@@ -261,57 +295,6 @@ def unknown_variables() -> list[str]:
     return sorted(name for name in ours if name.upper().partition("__")[0] not in known)
 
 
-# ── secrets by shape ────────────────────────────────────────────────────────────────────────────────────────────
-
-MASK = "***"
-# In http(s) a password ends at the last `@` before the path, elsewhere at the first one, as SQLAlchemy reads it; there
-# it may hold slashes, and a user name may hold an `@`.
-_PASSWORD = re.compile(
-    r"(https?://[^:/?#@\s]*:)([^/?#\s]*)(?=@)"
-    r"|([a-z][\w+.-]*://(?<!http://)(?<!https://)[^:/]*:)([^@]*)(?=@)",
-    re.IGNORECASE,
-)
-_PARAMETER = re.compile(r"([?&])([^=&#\s]+)=([^&#\s]+)")
-_SECRET_NAME = re.compile(
-    r"authorization|(?<![a-z])auth(?![a-z])|key|token|secret|cookie|passw|credential", re.IGNORECASE
-)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a header or a parameter of that name holds a secret."""
-    return _SECRET_NAME.search(name) is not None
-
-
-def url_secrets(url: str) -> list[str]:
-    """The secrets that a URL carries, as they stand and decoded: its password, and parameters with such a name."""
-    found = [match[2] or match[4] for match in _PASSWORD.finditer(url)]
-    found += [match[3] for match in _PARAMETER.finditer(url) if is_secret_name(match[2])]
-    return list(dict.fromkeys(form for text in found if text for form in (text, unquote(text))))
-
-
-def header_secrets(headers: Mapping[str, str]) -> list[str]:
-    """The values of headers that hold a secret; of `Bearer abc` also what comes after the scheme."""
-    found: list[str] = []
-    for name, value in headers.items():
-        if is_secret_name(name):
-            scheme, blank, rest = value.strip().partition(" ")
-            found += [value, rest.strip()] if blank and scheme.isalpha() else [value]
-    return found
-
-
-def _masked(place: tuple[str, ...], value: Any) -> Any:
-    if isinstance(value, list):
-        return [_masked(place, item) for item in value]
-    if not isinstance(value, str):
-        return value
-    if len(place) > 1 and place[-2] == "headers" and is_secret_name(place[-1]):
-        return MASK
-    if "://" not in value:
-        return value
-    value = _PASSWORD.sub(lambda match: f"{match[1] or match[3]}{MASK}", value)
-    return _PARAMETER.sub(lambda m: f"{m[1]}{m[2]}={MASK}" if is_secret_name(m[2]) else m[0], value)
-
-
 # ── for people ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -326,7 +309,7 @@ def sources(settings: Settings, given: Mapping[str, Any]) -> list[dict[str, Any]
     rows = []
     for parts, value in _flat(settings.model_dump(mode="json")):
         source = next((label for label, layer in layers if _has(layer, parts)), "default")
-        rows.append({"name": ".".join(parts), "value": _masked(parts, value), "source": source})
+        rows.append({"name": ".".join(parts), "value": masked(parts, value), "source": source})
     return rows
 
 

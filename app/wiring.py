@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.agent.compaction import Compaction
 from app.agent.delegation import Roster
+from app.agent.duplicates import DuplicateLimits
 from app.agent.errors import SubagentdError
 from app.agent.handoff import Lookup
 from app.agent.live_run import RunnerParts
 from app.agent.orders import Pacing
+from app.agent.patience import Patience
 from app.agent.runs import MemoryState
 from app.agent.shared_memories import Load
 from app.agent.supervisor import RunSupervisor
@@ -28,6 +31,7 @@ from app.llm.profile import Profile
 from app.masking import ValueMasker, secret_values
 from app.sessions.access import Access, check_bind
 from app.sessions.delegations import Delegations
+from app.sessions.explaining import Explaining
 from app.sessions.feed import EventFeed
 from app.sessions.journal import TAKE_S, Journal, replacement
 from app.sessions.opening import Opening
@@ -35,7 +39,8 @@ from app.sessions.recovery import Recovery
 from app.sessions.service import Defaults, Sessions
 from app.sessions.services import Services
 from app.sessions.tenant_agents import TenantAgents
-from app.settings import ModelProfile, Settings, header_secrets, url_secrets
+from app.settings import ModelProfile, Settings
+from app.settings_secrets import header_secrets, url_secrets
 from app.store.agents import SqlAgentStore
 from app.store.database import Database
 from app.store.events import SqlEventLog
@@ -49,6 +54,8 @@ from app.telemetry.metrics import Metrics
 from app.tools.builtin import builtin_tools
 from app.tools.function import load_entry_points, load_object, load_tool
 from app.tools.schema import JsonSchemaChecker
+from app.wiring_hooks import hook_secrets, hooks_of
+from app.wiring_permissions import Asking, asking
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +136,7 @@ class _Ground:
     opening: Opening
     roster: Roster
     models: Models
+    asking: Asking
 
 
 def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Ground:
@@ -141,6 +149,15 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
     definitions, models = DefinitionReader(known, catalog.tool_names), _models(settings)
     if settings.models.default:
         models.resolve(settings.models.default)  # a name that means nothing is said now, not by the first run
+    journal = Journal(
+        database.writer(replacement, audit_key=audit_key),
+        bus,
+        event_log,
+        masker=masker,
+        linger_ms=settings.store.linger_ms,
+        max_bytes=settings.store.max_waiting_bytes,
+        listeners=(metrics.observe,),
+    )
     return _Ground(
         settings=settings,
         masker=masker,
@@ -149,26 +166,19 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
         event_log=event_log,
         bus=bus,
         metrics=metrics,
-        journal=Journal(
-            database.writer(replacement, audit_key=audit_key),
-            bus,
-            event_log,
-            masker=masker,
-            linger_ms=settings.store.linger_ms,
-            max_bytes=settings.store.max_waiting_bytes,
-            listeners=(metrics.observe,),
-        ),
+        journal=journal,
         tools=tools,
         catalog=catalog,
         definitions=definitions,
         opening=Opening(definitions, settings.tools.workspace, texts=_texts(settings)),
         roster=Roster(catalog),
         models=models,
+        asking=asking(settings.permissions, known, journal, database.reader, definitions),
     )
 
 
 def _supervisor(ground: _Ground) -> RunSupervisor:
-    settings, opening = ground.settings, ground.opening
+    settings, opening, loop = ground.settings, ground.opening, ground.settings.loop
     parts = RunnerParts(
         recorder=ground.journal,
         models=ground.models,
@@ -185,7 +195,14 @@ def _supervisor(ground: _Ground) -> RunSupervisor:
         find=load_object,
         load=_memory_loader(ground),
         lookup=_handoff_lookup(ground),
+        approvals=ground.asking.approvals,
+        parser=ground.asking.parser,
+        resolve_path=ground.asking.resolver,
         pacing=Pacing(**settings.handoff.model_dump()),
+        patience=Patience(**loop.model_dump(include={"retries", "backoff_ms", "max_backoff_ms", "max_wait_ms"})),
+        duplicates=DuplicateLimits(repeats=loop.duplicate_repeats, blocks=loop.duplicate_blocks),
+        compaction=Compaction(**settings.compaction.model_dump()),
+        hooks=hooks_of(settings),
         default_subagent=settings.default_subagent,
         subagent_steps=settings.limits.subagent_steps,
         max_steps=settings.limits.max_steps,
@@ -229,6 +246,8 @@ def _sessions(ground: _Ground, supervisor: RunSupervisor) -> Sessions:
             parent_steps=settings.limits.parent_steps,
             max_steps=settings.limits.max_steps,
         ),
+        inbox=ground.asking.inbox,
+        policies=ground.asking.policies,
     )
 
 
@@ -253,6 +272,8 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
         sessions=sessions,
         delegations=_delegations(ground, supervisor, sessions),
         feed=_feed(ground),
+        inbox=ground.asking.inbox,
+        explaining=_explaining(ground, sessions),
         audit=SqlAuditStore(database.reader),
         access=access,
         agents=agents,
@@ -279,6 +300,20 @@ def _delegations(ground: _Ground, supervisor: RunSupervisor, sessions: Sessions)
     )
 
 
+def _explaining(ground: _Ground, sessions: Sessions) -> Explaining:
+    return Explaining(
+        sessions=sessions,
+        inbox=ground.asking.inbox,
+        roster=ground.roster,
+        opening=ground.opening,
+        reader=ground.definitions,
+        tools=ground.tools,
+        parser=ground.asking.parser,
+        resolver=ground.asking.resolver,
+        agent=ground.settings.default_agent,
+    )
+
+
 def _feed(ground: _Ground) -> EventFeed:
     stream = ground.settings.stream
     return EventFeed(
@@ -301,7 +336,7 @@ def _secrets(settings: Settings) -> list[str]:
     for profile in models.profiles.values():
         found += [os.environ.get(profile.api_key_env or "", ""), *url_secrets(profile.base_url or "")]
         found += header_secrets(profile.headers)
-    return [*found, *secret_values(os.environ)]
+    return [*found, *hook_secrets(settings), *secret_values(os.environ)]
 
 
 def tool_names(settings: Settings) -> frozenset[str]:

@@ -2,11 +2,9 @@
 
 import json
 import re
-import shlex
 import textwrap
 import tomllib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +28,10 @@ from app.llm.scripted import ScriptedChat
 from app.tools import function
 from app.tools.function import FunctionTool, tool
 from tests.llm.asking import READ, ask, assistant, result, system, user
+from tests.pages import DELEGATION, FENCED, PAGES, blocks, lasting, of, requests
 from tests.service import ROOT, agent, finished, script, serving
 
-DELEGATION = "docs/delegation.md"
-PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", DELEGATION)
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LAYER_NOTE = re.compile(r"\([^)]*\)")
-CHANGING = re.compile(r"\b(?:(ho|run)_[0-9a-z]{26}|(sub)_[0-9a-f]{8})\b")  # ids and made-up names
 ANY = """
 agents:
   - when: {task_contains: JSON Schema}
@@ -53,51 +48,9 @@ ELSEWHERE = {
     "SUBAGENTD_KEY=$(openssl rand -hex 32) docker compose up": "needs a container engine",
     "make install   # .venv with everything for development: hash-checked wheels, then this checkout": "installs",
     "record(run, payload)            synchronous, never blocks, never fails a run": "a picture",
+    "whitelist, schema ─▶ duplicates ─▶ PreToolUse hooks ─▶ rules ─▶ a person, if a rule asks ─▶ budget": "a picture",
     "a tool of a surface ── HandoffOrder ──▶ Handoffs.delegate            handoff.start": "a picture",
 }
-
-
-@dataclass(frozen=True)
-class Block:
-    """One fenced block."""
-
-    page: str
-    kind: str
-    text: str
-
-    @property
-    def first(self) -> str:
-        """Its first line."""
-        return self.text.splitlines()[0]
-
-
-def blocks() -> list[Block]:
-    """All fenced blocks of the pages."""
-    found = []
-    for page in PAGES:
-        found += [Block(page, m[1], m[2]) for m in FENCED.finditer((ROOT / page).read_text())]
-    return found
-
-
-def of(kind: str, having: str = "", page: str = "") -> list[Block]:
-    """The blocks of one language that hold a text, of one page or of all."""
-    return [b for b in blocks() if b.kind == kind and having in b.text and b.page.startswith(page)]
-
-
-def requests(block: Block) -> Iterator[tuple[str, str | None, dict[str, str]]]:
-    """Path, body and headers of each curl command in a block."""
-    for command in block.text.replace("\\\n", " ").split("curl ")[1:]:
-        words = shlex.split(command, comments=True)
-        url = next(word for word in words if word.startswith("http"))
-        data = words[words.index("-d") + 1] if "-d" in words else None
-        headers = dict(word.split(": ", 1) for word in words if ": " in word and word != data)
-        yield url.removeprefix("http://127.0.0.1:8080"), data, headers
-
-
-def lasting(text: str) -> str:
-    """A text without what is different each time."""
-    text = CHANGING.sub(lambda match: f"{match[1] or match[2]}_…", text)
-    return re.sub(r"\b\d+ ms\b", "… ms", text)
 
 
 @pytest.mark.spec("13.1")
@@ -119,6 +72,8 @@ async def test_every_http_example_answers_well(tmp_path: Path) -> None:
         session = (await client.request("POST", "/v1/runs", body))["session_id"]
         done = 0
         for block in of("sh", "curl"):
+            if "apr_…" in block.text:
+                continue  # an answer to a question that was asked: tests/test_governance_page.py
             for path, data, headers in requests(block):
                 url = service.url + path.replace("ses_…", session)
                 async with http.request("POST" if data else "GET", url, data=data, headers=headers) as answer:
@@ -128,7 +83,7 @@ async def test_every_http_example_answers_well(tmp_path: Path) -> None:
                     given = await finished(client, given["id"])
                 assert given.get("status", "completed") == "completed", given
                 done += 1
-        assert done >= 12
+        assert done >= 16
 
 
 @pytest.mark.spec("13.1", "10.1")
@@ -194,7 +149,8 @@ async def test_the_policy_of_the_page_leads_to_the_tree_of_the_page(tmp_path: Pa
     shown = json.loads(tree.text)
     (call, *_) = [json.loads(block.text) for block in of("json", "execute_task", DELEGATION)]
     scout = [{"text": "", "error": {**shown["error"], "retryable": True}}]
-    env = {**script(tmp_path, delegating(call, scout=scout)), "SUBAGENTD_HANDOFF__BACKOFF_MS": "1"}
+    quick = {"SUBAGENTD_HANDOFF__BACKOFF_MS": "1", "SUBAGENTD_LOOP__RETRIES": "0"}
+    env = {**script(tmp_path, delegating(call, scout=scout)), **quick}
     async with serving(tmp_path, env=env) as service, service.client() as client:
         assert data is not None
         body = json.loads(data)
@@ -226,7 +182,7 @@ async def classified(client: Client, letter: str) -> str:
 
 @pytest.mark.spec("13.1", "16.5")
 def test_the_settings_of_the_page_are_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = of("toml")
+    (block,) = of("toml", page=DELEGATION)
     (tmp_path / settings.TOML_FILE).write_text(block.text)
     monkeypatch.chdir(tmp_path)
     rows = settings.sources(settings.load(), {})
@@ -278,13 +234,21 @@ def test_the_function_in_the_description_of_own_tools_becomes_a_tool() -> None:
     assert "invoice" in made.spec.parameters["properties"]["order_id"]["description"]
 
 
+def titles(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    return {title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
-    titles = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
-    dead = [link for link in links if link.startswith("#") and link[1:] not in titles]
-    dead += [link for link in links if not link.startswith("#") and not (ROOT / page).parent.joinpath(link).exists()]
+    dead = []
+    for link in links:
+        name, _, title = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        if not target.exists() or (title and title not in titles(target)):
+            dead.append(link)
     assert dead == []
 
 
@@ -300,6 +264,15 @@ def test_the_architecture_page_names_every_module_of_the_kernel_and_every_layer(
     wanted = [[n for n in re.findall(r"\w+", layer) if n in there and n != "__main__"] for layer in layers]
     (said,) = re.findall(r"exhaustive\): (.*?agent)`", page, re.DOTALL)
     assert [re.findall(r"\w+", layer) for layer in LAYER_NOTE.sub("", said).split("→")] == [w for w in wanted if w]
+
+
+@pytest.mark.parametrize("place", ["hooks/*", "net/*", "sessions/*", "definitions/*", "settings_*", "wiring_*"])
+def test_the_architecture_page_names_every_module_of_a_place(place: str) -> None:
+    tree = (ROOT / "ARCHITECTURE.md").read_text().split("The kernel, ")[0]
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", tree))))
+    modules = {path.stem for path in (ROOT / "app").glob(f"{place}.py")} - {"__init__"}
+    assert modules
+    assert modules - named == set()
 
 
 @pytest.mark.spec("13.1", "16.1", "16.2", "16.3")

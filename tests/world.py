@@ -18,10 +18,14 @@ from typing import Any
 
 from sqlalchemy import select
 
+from app.agent.compaction import Compaction
 from app.agent.delegation import Roster
+from app.agent.duplicates import DuplicateLimits
 from app.agent.events import StoredEvent
+from app.agent.hooks import NO_HOOKS, HookRegistry
 from app.agent.live_run import RunnerParts
 from app.agent.orders import Pacing
+from app.agent.patience import Patience
 from app.agent.runs import MemoryState, Run
 from app.agent.supervisor import RunSupervisor
 from app.agent.tools import OutputLimit, Tool, ToolRegistry
@@ -33,12 +37,14 @@ from app.llm.profile import Profile
 from app.masking import ValueMasker
 from app.sessions.delegations import Delegated, Delegations
 from app.sessions.feed import EventFeed, View
+from app.sessions.inbox import Inbox
 from app.sessions.journal import Journal, replacement
 from app.sessions.opening import Opening
 from app.sessions.ports import EventWriter
 from app.sessions.recovery import Recovery
 from app.sessions.requests import DelegationInput, RunInput, SessionInput
 from app.sessions.service import Defaults, Sessions
+from app.settings_rules import Permissions
 from app.store.database import Database
 from app.store.events import SqlEventLog
 from app.store.memories import SqlMemoryStore
@@ -49,6 +55,7 @@ from app.tools.builtin import builtin_tools
 from app.tools.function import load_object
 from app.tools.schema import JsonSchemaChecker
 from app.wire import decode, event_json
+from app.wiring_permissions import Asking, asking
 from tests import plan
 from tests.strict import log_problems
 
@@ -91,6 +98,8 @@ class World:
         self.sessions: Sessions
         self.delegations: Delegations
         self.feed: EventFeed
+        self.asking: Asking
+        self.inbox: Inbox
 
     async def load(self, tenant: str, memory_id: str) -> MemoryState:
         """A memory with all that was recorded before."""
@@ -228,6 +237,11 @@ async def world(
     profiles: Mapping[str, Profile] | None = None,
     pacing: Pacing | None = None,
     default_subagent: str = "node",
+    compaction: Compaction | None = None,
+    patience: Patience | None = None,
+    duplicates: DuplicateLimits | None = None,
+    hooks: HookRegistry = NO_HOOKS,
+    permissions: Permissions | None = None,
     tenant: str = "default",
     recover: bool = True,
     verify: bool = True,
@@ -257,12 +271,18 @@ async def world(
         openai_api_key="key-of-the-stub",
     )
     made.tools = tuple(tool.spec.name for tool in tools)
-    own = {
+    own: dict[str, Any] = {
         "output_limit": output_limit or OutputLimit(),
         "pacing": pacing or QUICK,
         "default_subagent": default_subagent,
+        "compaction": compaction or Compaction(),
+        # a test that wants a step tried again, or calls counted, says so
+        "patience": patience or Patience(retries=0),
+        "duplicates": duplicates or DuplicateLimits(repeats=10_000),
+        "hooks": hooks,
     }
-    _assemble(made, ToolRegistry((*builtin_tools(), *tools)), secrets, wrap, max_bytes, buffer_bytes, own)
+    registry = ToolRegistry((*builtin_tools(), *tools))
+    _assemble(made, registry, secrets, wrap, max_bytes, buffer_bytes, own, permissions or Permissions())
     if recover:
         await Recovery(made.store, made.journal).run()
     try:
@@ -295,6 +315,7 @@ def _assemble(
     max_bytes: int,
     buffer_bytes: int,
     own: Mapping[str, Any],
+    permissions: Permissions,
 ) -> None:
     database, masker = made.database, ValueMasker(secrets)
     writer: EventWriter = database.writer(replacement)
@@ -308,6 +329,8 @@ def _assemble(
     definitions = DefinitionReader(known, catalog.tool_names)
     opening = Opening(definitions, made.folder / "workspace")
     roster = Roster(catalog)
+    made.asking = asking(permissions, known, made.journal, database.reader, definitions)
+    made.inbox = made.asking.inbox
     made.supervisor = RunSupervisor(
         RunnerParts(
             recorder=made.journal,
@@ -320,6 +343,9 @@ def _assemble(
             find=load_object,
             load=made.load,
             lookup=made.lookup,
+            approvals=made.asking.approvals,
+            parser=made.asking.parser,
+            resolve_path=made.asking.resolver,
             **own,
         ),
         made.journal.release,
@@ -333,6 +359,8 @@ def _assemble(
         models=made.models,
         opening=opening,
         defaults=Defaults(agent="lead", parent_steps=25),
+        inbox=made.inbox,
+        policies=made.asking.policies,
     )
     made.delegations = Delegations(
         sessions=made.sessions,

@@ -46,7 +46,7 @@ class AgentTool(DelegationTool):
         own = target.input_schema or _TASK_AND_CONTEXT
         # a schema of the agent's own wins where it has such a field itself
         self._further = {k: v for k, v in further_parameters([target]).items() if k not in own.get("properties", {})}
-        self._target = target
+        self.target = target
         description = parts.masker.text(target.description)
         self.spec = _spec(target, name, description, _joined(own, self._further), self._texts)
 
@@ -59,8 +59,8 @@ class AgentTool(DelegationTool):
         else:
             own = {key: value for key, value in arguments.items() if key not in self._further}
             given, fields = {"task": "", "fields": own}, arguments
-        further = further_fields({key: fields.get(key) for key in self._further}, [self._target])
-        return await self._carried_out(self._order(self._target, context, **given, **further))
+        further = further_fields({key: fields.get(key) for key in self._further}, [self.target])
+        return await self._carried_out(self._order(self.target, context, **given, **further))
 
     def _answer(self, _order: HandoffOrder, result: HandoffResult) -> str:
         partial = self._partial(result)
@@ -73,7 +73,7 @@ class AgentTool(DelegationTool):
     def _json(self, result: HandoffResult, output: str, more: Mapping[str, Any] | None = None) -> str:
         outcome = None if result.answer is not None else result.outcome
         shape: dict[str, Any] = {
-            "subagent": self._target.name,
+            "subagent": self.target.name,
             "toolName": self.spec.name,
             "output": output,
             "steps": outcome.steps if outcome else 0,

@@ -4,6 +4,7 @@ Knows neither why the call is made nor what follows from the reply.
 """
 
 import asyncio
+import hashlib
 from dataclasses import replace
 
 from app.agent import events
@@ -24,27 +25,100 @@ _DELTA_KINDS = {
 }
 
 
-async def ask(work: Work, request: ChatRequest) -> Reply:
-    """One model call with its deltas. What was shown of a call that breaks off is kept as a partial message."""
+async def ask(work: Work, request: ChatRequest, *, last: bool = False) -> Reply:
+    """One model call with its deltas, tried again while the error may pass (spec 5.8). What was shown of a call that
+    breaks off for good is kept as a partial message. `last`: the forced answer. Raises `ModelError`, `BudgetSpent`."""
+    tried = 0
+    while True:
+        await _through_gate(work)
+        shown = _Shown()
+        try:
+            return await _once(work, request, shown)
+        except ModelError as error:
+            tried += 1
+            pause_ms = work.patience.pause_ms(tried, error)
+            if error.retryable and 0 < (error.retry_after_ms or 0) <= work.patience.max_wait_ms:
+                work.gates.close(work.model.name, error.retry_after_ms or 0)
+            if pause_ms is None or not work.time_for(pause_ms):
+                keep_partial(work)
+                raise
+            _withdraw(work, error, tried, pause_ms, shown)
+            await _rest(work, pause_ms)
+            max_tokens = await work.meter.before(request.messages, request.tools, last=last)
+            request = replace(request, max_tokens=max_tokens)
+        except asyncio.CancelledError:
+            keep_partial(work)
+            raise
+
+
+class _Shown:
+    """What one try has sent, by delta type and call."""
+
+    __slots__ = ("texts",)
+
+    def __init__(self) -> None:
+        self.texts: dict[tuple[str, str | None], list[str]] = {}
+
+    def add(self, kind: str, call_id: str | None, text: str) -> None:
+        """Take in one piece."""
+        self.texts.setdefault((kind, call_id), []).append(text)
+
+
+async def _once(work: Work, request: ChatRequest, shown: _Shown) -> Reply:
     run, recorder, step = work.run, work.recorder, work.steps
-    shown = work.shown = []
+    text = work.shown = []
 
     def emit(delta: Delta) -> None:
         kind: EventKind[TextDelta] = _DELTA_KINDS[delta.kind]
         if delta.kind is DeltaKind.TEXT:
-            shown.append(delta.text)
+            text.append(delta.text)
+        shown.add(kind.name, delta.call_id, delta.text)
         recorder.emit(run, kind, step, delta.text, delta.call_id)
 
     try:
         reply = await work.model.stream(request, emit)
-    except BaseException as error:  # whatever it is: the call was made, and is counted
-        estimate = work.meter.after(_FAILED_CALL, request.messages, "".join(shown), counted=False)
+    except BaseException:  # whatever it is: the call was made, and is counted
+        estimate = work.meter.after(_FAILED_CALL, request.messages, "".join(text), counted=False)
         work.spend(_estimated(_FAILED_CALL, estimate))
-        if isinstance(error, (asyncio.CancelledError, ModelError)):
-            keep_partial(work)
         raise
     _count(work, request, reply)
     return reply
+
+
+async def _through_gate(work: Work) -> None:
+    """Wait while the model asked everybody to."""
+    left_ms = work.gates.left_ms(work.model.name)
+    if left_ms > 0:
+        await _rest(work, left_ms)
+        await work.gates.passed(work.model.name)
+
+
+async def _rest(work: Work, pause_ms: float) -> None:
+    work.recorder.record(work.run, events.RUN_WAITING, events.RunWaiting(reason="retry"))
+    await asyncio.sleep(pause_ms / 1000)
+    work.recorder.record(work.run, events.RUN_RESUMED, events.RunResumed(reason="retry"))
+
+
+def _withdraw(work: Work, error: ModelError, tried: int, pause_ms: float, shown: _Shown) -> None:
+    """State that the step is tried again and take back what it has sent; nothing of it enters the memory."""
+    withdrawn: list[events.WithdrawnText] = []
+    for (kind, call_id), pieces in shown.texts.items():
+        text = work.calls.masked("".join(pieces))
+        entry = events.WithdrawnText(
+            of=kind, length=len(text), digest=hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        )
+        if call_id is not None:
+            entry["call"] = call_id
+        withdrawn.append(entry)
+    work.shown = []
+    payload = events.StepRetried(
+        attempt=tried,
+        code=error.code,
+        message=work.calls.masked(error.message),
+        delay_ms=int(pause_ms),
+        withdrawn=withdrawn,
+    )
+    work.recorder.record(work.run, events.STEP_RETRIED, payload, step=work.steps)
 
 
 def _count(work: Work, request: ChatRequest, reply: Reply, *, aside: bool = False) -> None:
@@ -71,11 +145,12 @@ def _priced(usage: Usage | None, prices: Prices | None) -> Usage:
     return replace(usage, model_calls=1, cost={prices.currency: cost})
 
 
-async def summarised(work: Work, said: str) -> str:
-    """A summary of texts by the run's own model, counted as its use. Raises `ModelError`, `BudgetSpent`."""
-    message = Message(role=Role.USER, content=f"{said}\n\n{work.texts.summarise}")
-    request = ChatRequest(messages=(message,), temperature=FORCED_TEMPERATURE, max_tokens=SUMMARY_TOKENS)
-    await work.meter.before(request.messages, (), bound=SUMMARY_TOKENS)
+async def summarised(work: Work, said: str, wish: str = "", tokens: int = SUMMARY_TOKENS) -> str:
+    """A summary of texts by the run's own model, counted as its use. `wish`: what it is told to write, in at most so
+    many tokens. Raises `ModelError`, `BudgetSpent`."""
+    message = Message(role=Role.USER, content=f"{said}\n\n{wish or work.texts.summarise}")
+    max_tokens = await work.meter.before((message,), (), bound=tokens)
+    request = ChatRequest(messages=(message,), temperature=FORCED_TEMPERATURE, max_tokens=max_tokens)
     try:
         reply = await work.model.stream(request, lambda delta: None)
     except BaseException:

@@ -9,10 +9,22 @@ from dataclasses import dataclass, field, replace
 
 from app.agent import events
 from app.agent.budget import Budget, Reservation
+from app.agent.definition import AgentDefinition
 from app.agent.errors import SubagentdError
 from app.agent.orders import BUDGET_CODE, Delegator, Fallback, HandoffOrder, HandoffResult, Pacing, TaskState
+from app.agent.permissions import PermissionPolicy
 from app.agent.policy import HandoffPolicy, shortest
-from app.agent.runs import Failure, HandoffStatus, Launcher, ReusePlan, RunOutcome, RunRequest, RunStatus, StopReason
+from app.agent.runs import (
+    Ceiling,
+    Failure,
+    HandoffStatus,
+    Launcher,
+    ReusePlan,
+    RunOutcome,
+    RunRequest,
+    RunStatus,
+    StopReason,
+)
 
 _STOPPED = {
     HandoffStatus.CANCELLED: Failure(code="cancelled", message="the handoff was cancelled"),
@@ -190,13 +202,22 @@ class Attempts:
             thinking=by.thinking if definition.thinking is None else definition.thinking,
             tools=order.tools,
             inherited_tools=by.tools,
+            limits=by.limits,
             parallel_tool_calls=by.parallel_tool_calls and definition.parallel_tool_calls is not False,
             deadline_ms=order.deadline_ms,
             timeout_ms=shortest(policy.timeout_ms, order.timeout_ms),
             budgets=tuple(limits for limits in bounds if limits is not None),
             above=handoff.budget,
             output_schema=order.output_schema if order.output_schema is not None else definition.output_schema,
+            permissions=_permissions(by, definition),
         )
+
+
+def _permissions(by: Delegator, definition: AgentDefinition) -> Ceiling | None:
+    """Under the ceiling of whoever delegates; with nobody's rules, none."""
+    if by.permissions is not None:
+        return by.permissions.inherit(definition.name, definition.permissions, trusted=definition.source.trusted)
+    return PermissionPolicy(definition.name, [definition.permissions]) if definition.permissions is not None else None
 
 
 def deadline_of(policy: HandoffPolicy) -> float | None:

@@ -12,7 +12,7 @@ from app.agent.chat import Prices
 from app.agent.errors import BudgetSpent, InvalidRequest
 from app.agent.messages import Message, Usage
 from app.agent.policy import BudgetLimits
-from app.agent.tokens import rough_messages, rough_tokens, rough_tools
+from app.agent.tokens import Count, rough_messages, rough_tokens, rough_tools
 from app.agent.tools import ToolSpec
 
 FORCED_TOKENS = 1024  # of the answer that a root keeps back for its end (spec 4.8)
@@ -226,10 +226,20 @@ class Meter:
     """One run's dealings with its budget: asked before each model call, told after it. A root keeps an answer back
     from its start, so that a limit ends in one; the others have nothing kept back."""
 
-    __slots__ = ("_budget", "_held", "_known", "_open", "_prices", "_root", "_tools", "_wanted")
+    __slots__ = ("_budget", "_count", "_held", "_known", "_open", "_prices", "_root", "_tools", "_wanted")
 
-    def __init__(self, budget: Budget | None, prices: Prices | None, max_tokens: int | None, *, root: bool) -> None:
+    def __init__(
+        self,
+        budget: Budget | None,
+        prices: Prices | None,
+        max_tokens: int | None,
+        *,
+        root: bool,
+        count: Count = rough_tokens,
+    ) -> None:
+        """`count`: the tokens of a text, rather too many than too few."""
         self._budget = budget
+        self._count = count
         self._prices = prices
         self._wanted = max_tokens
         self._root = root
@@ -315,10 +325,10 @@ class Meter:
     def _input(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int:
         """Tokens of the request: what the provider counted last time, and an estimate of what was added since."""
         if self._known is not None and self._known[0] < len(messages):
-            return self._known[1] + rough_messages(messages[self._known[0] + 1 :])
+            return self._known[1] + rough_messages(messages[self._known[0] + 1 :], self._count)
         if self._tools is None:
-            self._tools = rough_tools(tools)
-        return rough_messages(messages) + self._tools
+            self._tools = rough_tools(tools, self._count)
+        return rough_messages(messages, self._count) + self._tools
 
     def after(self, usage: Usage, sent: Sequence[Message], said: str, *, counted: bool, aside: bool = False) -> Amount:
         """A call has ended with this usage; what the budget counts for it. `counted` False: the provider did not say,
@@ -329,12 +339,16 @@ class Meter:
         if counted and not aside:
             self._known = (len(sent), usage.input_tokens + usage.output_tokens)
         elif not counted and self._budget.meters_tokens:
-            asked, answered = self._input(sent, ()), rough_tokens(said)
+            asked, answered = self._input(sent, ()), self._count(said)
             money = self._prices.cost(asked, answered) if self._prices is not None else 0
             used = Amount(model_calls=1, tokens=asked + answered, cost_micros=money)
         self._open.settle(used)
         self._open = None
         return used
+
+    def forget(self) -> None:
+        """The conversation was shortened: what was counted of it does not hold any more."""
+        self._known = None
 
     def release(self) -> None:
         """The run has ended: give back what was kept for its end, and a call that was reserved and never made."""

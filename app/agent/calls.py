@@ -13,7 +13,18 @@ from typing import Any
 
 from app.agent import events
 from app.agent.budget import ONE_TOOL_CALL, Budget, Refusal, take
-from app.agent.errors import BudgetSpent, Conflict, HandoffStop, InvalidArguments, ToolError, UnknownTool
+from app.agent.clearance import Clearance
+from app.agent.duplicates import DuplicateLimits, Duplicates
+from app.agent.errors import (
+    BudgetSpent,
+    CallDenied,
+    Conflict,
+    HandoffStop,
+    InvalidArguments,
+    RepeatedCall,
+    ToolError,
+    UnknownTool,
+)
 from app.agent.events import Masker, Recorder
 from app.agent.ids import new_id
 from app.agent.messages import Message, Role, ToolCall
@@ -31,7 +42,7 @@ NOT_RUN_TEXT = "(not run: another call of this turn ended the run)"
 class Turn:
     """One assistant message with calls: where its results go. `memory_seq` is the number of the assistant message;
     `check` raises when the run was told to end. While the run waits for children it gives its place to others:
-    `pause` does that, `go_on` waits for one again."""
+    `pause` does that, `go_on` waits for one again. `clearance`: hooks and permissions, None where there are none."""
 
     session: Session
     run: Run
@@ -46,12 +57,21 @@ class Turn:
     budget: Budget | None = None
     pause: Callable[[], None] | None = None
     go_on: Callable[[], Awaitable[None]] | None = None
+    clearance: Clearance | None = None
 
 
 class ToolCalls:
     """Carries out the calls of turns and counts them for the activity record. One object per run."""
 
-    def __init__(self, recorder: Recorder, checker: SchemaChecker, masker: Masker, limit: OutputLimit) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        checker: SchemaChecker,
+        masker: Masker,
+        limit: OutputLimit,
+        duplicates: DuplicateLimits | None = None,
+    ) -> None:
+        self.duplicates = Duplicates(duplicates or DuplicateLimits())
         self._recorder = recorder
         self._checker = checker
         self._masker = masker
@@ -60,7 +80,7 @@ class ToolCalls:
         self._open: dict[str, float] = {}  # calls with a tool.call and no tool.result, and when they began
         self._started: dict[str, events.Event] = {}  # delegations under way
         self._alone = asyncio.Lock()
-        self._waiting = False  # for children
+        self._waits: dict[str, int] = {}  # for what the run waits, and for how many of it
         self.spent: Refusal | None = None  # a call that the budget had no room for
 
     @property
@@ -76,8 +96,7 @@ class ToolCalls:
         """
         board = _Board(self, turn, calls)
         if any(_is_delegation(turn, call) for call in calls):
-            self._waiting = True
-            self._recorder.record(turn.run, events.RUN_WAITING, events.RunWaiting(reason="child"))
+            self.wait(turn.run, "child")
         status, text = "not_run", NOT_RUN_TEXT
         try:
             for group in self._groups(turn, calls):
@@ -101,11 +120,26 @@ class ToolCalls:
         if waits and turn.go_on is not None:
             await turn.go_on()
 
-    def resume(self, run: Run) -> None:
-        """The run waits for no child any more."""
-        if self._waiting:
-            self._waiting = False
-            self._recorder.record(run, events.RUN_RESUMED, events.RunResumed(reason="child"))
+    def wait(self, run: Run, reason: str) -> None:
+        """The run waits for one thing more: a child, or a person."""
+        self._waits[reason] = self._waits.get(reason, 0) + 1
+        if self._waits[reason] == 1:
+            self._recorder.record(run, events.RUN_WAITING, events.RunWaiting(reason=reason))
+
+    def resume(self, run: Run, reason: str = "child") -> None:
+        """The run waits for one thing less; nothing happens when it does not wait for that."""
+        left = self._waits.get(reason, 0) - 1
+        if left < 0:
+            return
+        if left:
+            self._waits[reason] = left
+            return
+        del self._waits[reason]
+        if self._waits:
+            other = next(iter(self._waits))
+            self._recorder.record(run, events.RUN_WAITING, events.RunWaiting(reason=other))
+        else:
+            self._recorder.record(run, events.RUN_RESUMED, events.RunResumed(reason=reason))
 
     @staticmethod
     def _groups(turn: Turn, calls: Sequence[ToolCall]) -> list[list[int]]:
@@ -129,9 +163,16 @@ class ToolCalls:
             arguments = validated(tool.spec, call, self._checker)
             self._recorder.record(turn.run, events.TOOL_CALL, _called(call, arguments, sub), step=turn.step)
             self._open[call.call_id] = asyncio.get_running_loop().time()
+            self._not_again(turn, tool, call, arguments)
+            if turn.clearance is not None:
+                arguments = await turn.clearance.before(turn.step, call.call_id, tool, arguments)
             self._afford(turn, tool)
             await self._begin(turn, tool, call)
-            result = await self._invoke(tool, arguments, turn, call)
+            result = await self._carried_out(tool, arguments, turn, call)
+        except RepeatedCall as error:
+            result = ToolResult(content=error.message, is_error=True, status="duplicate")
+        except CallDenied as error:
+            result = ToolResult(content=_prefixed(turn, call, error), is_error=True, status="denied")
         except BudgetSpent as error:
             result = ToolResult(content=error.message, is_error=True, status="denied")
         except UnknownTool as error:
@@ -145,6 +186,25 @@ class ToolCalls:
             error.result = told.content  # as it stands in the log: masked and cut
             raise
         return self.finish(turn, call, sub, result)
+
+    def masked(self, text: str) -> str:
+        """A text without secrets."""
+        return self._masker.text(text)
+
+    def _not_again(self, turn: Turn, tool: Tool, call: ToolCall, arguments: Any) -> None:
+        """Raises `RepeatedCall` when the run goes in a circle."""
+        circle = self.duplicates.check(call.call_id, tool.spec.name, arguments, poller=tool.spec.poller)
+        if circle is None:
+            return
+        payload = events.DuplicateBlocked(
+            call_id=call.call_id,
+            tool=tool.spec.name,
+            cycle=circle.length,
+            repeats=circle.repeats,
+            blocked=self.duplicates.blocked,
+        )
+        self._recorder.record(turn.run, events.DUPLICATE_BLOCKED, payload, step=turn.step)
+        raise RepeatedCall(filled(turn.session.texts.duplicate, tool=tool.spec.name))
 
     def _afford(self, turn: Turn, tool: Tool) -> None:
         """Take the call out of the budget of the tree; a delegation is taken as one when it is admitted."""
@@ -166,6 +226,30 @@ class ToolCalls:
         if not (spec.read_only or spec.delegation):
             await self._recorder.committed(start)
 
+    async def _carried_out(self, tool: Tool, arguments: Any, turn: Turn, call: ToolCall) -> ToolResult:
+        """The result of a call that has started, after the hooks; these are asked whatever came of it (spec 6.4)."""
+        clearance = turn.clearance
+        if clearance is None:
+            return await self._invoke(tool, arguments, turn, call)
+        began = asyncio.get_running_loop().time()
+
+        def took() -> int:
+            return int((asyncio.get_running_loop().time() - began) * 1000)
+
+        try:
+            result = await self._invoke(tool, arguments, turn, call)
+        except asyncio.CancelledError:
+            await clearance.last_word(turn.step, call.call_id, tool, arguments, CANCELLED_TEXT, took())
+            raise
+        except HandoffStop as stop:
+            told = ToolResult(content=stop.result, is_error=True, status="error")
+            stop.result = (await clearance.after(turn.step, call.call_id, tool, arguments, told, took())).content
+            raise
+        except ToolError as error:
+            status = "invalid_arguments" if isinstance(error, InvalidArguments) else "error"
+            result = ToolResult(content=_prefixed(turn, call, error), is_error=True, status=status)
+        return await clearance.after(turn.step, call.call_id, tool, arguments, result, took())
+
     @staticmethod
     def _existing(turn: Turn, call: ToolCall) -> Tool:
         tool = turn.registry.get(call.name)
@@ -185,6 +269,7 @@ class ToolCalls:
             deadline=turn.deadline,
             progress=self._progress(turn, call),
             primary=self._primary(turn, call) if tool.spec.delegation else None,
+            conceals=turn.clearance.permissions.concealing(tool.spec) if turn.clearance is not None else None,
         )
         limit = asyncio.timeout(timeout_ms / 1000 if timeout_ms else None)
         try:
@@ -214,6 +299,8 @@ class ToolCalls:
             _still_wanted(turn)  # the run may have been told to end while its subagent failed
             try:
                 arguments = validated(hidden.spec, call, self._checker)
+                if turn.clearance is not None:
+                    arguments = await turn.clearance.permitted(turn.step, call.call_id, hidden, arguments)
                 self._afford(turn, hidden)
                 if not hidden.spec.read_only:  # that the call started is known; now it must be stored too
                     await self._recorder.committed(self._started[call.call_id])
@@ -221,7 +308,7 @@ class ToolCalls:
                     return await self._invoke(hidden, arguments, turn, call)
                 async with self._alone:  # the delegations of a turn run side by side, this must not
                     return await self._invoke(hidden, arguments, turn, call)
-            except BudgetSpent as error:
+            except (BudgetSpent, CallDenied) as error:
                 return ToolResult(content=error.message, is_error=True, status="denied")
             except ToolError as error:
                 return ToolResult(content=error.message, is_error=True, status="error")
@@ -250,6 +337,7 @@ class ToolCalls:
         self._started.pop(call.call_id, None)
         duration_ms = 0 if began is None else int((asyncio.get_running_loop().time() - began) * 1000)
         content, length = self._limit.cut(self._masker.text(result.content))
+        self.duplicates.result(call.call_id, content)
         counts = self._activity.setdefault(call.name, [0, 0])
         counts[0] += 1
         counts[1] += duration_ms
@@ -274,7 +362,8 @@ class ToolCalls:
             ),
             step=turn.step,
         )
-        return Message(role=Role.TOOL, content=content, tool_call_id=call.call_id, is_error=result.is_error)
+        seq = turn.memory_seq + sub
+        return Message(role=Role.TOOL, content=content, tool_call_id=call.call_id, is_error=result.is_error, seq=seq)
 
 
 class _Board:
@@ -307,7 +396,13 @@ class _Board:
         try:
             self._results[index] = await self._owner.one(self._turn, call, sub)
         except HandoffStop as stop:  # its result is recorded
-            told = Message(role=Role.TOOL, content=stop.result, tool_call_id=call.call_id, is_error=True)
+            told = Message(
+                role=Role.TOOL,
+                content=stop.result,
+                tool_call_id=call.call_id,
+                is_error=True,
+                seq=self._turn.memory_seq + sub,
+            )
             self._results[index] = told
             raise
         except asyncio.CancelledError:

@@ -106,12 +106,34 @@ class ChatModel(Protocol):
     def prices(self) -> Prices | None:
         """What it costs; None: not known."""
 
+    @property
+    def context_window(self) -> int | None:
+        """How many tokens a request and its reply may have together; None: not known."""
+
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """Ask, hand each piece to `emit` as it comes, and return the complete reply.
 
         Raises `ModelError` (`IncompleteReply` when the stream ended without a positive end signal). Cancelling it
         closes the connection.
         """
+
+
+class TokenCounter(Protocol):
+    """Counts the tokens of texts. It never raises: what cannot be counted is estimated."""
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, special tokens in it counted as the plain text that they are."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the vocabulary is the model's own."""
+
+    @property
+    def ratio(self) -> float:
+        """What the model reports for its requests, in relation to what was counted for them."""
+
+    def learn(self, counted: int, used: int) -> None:
+        """A request for which `counted` tokens were counted was reported to have `used` ones."""
 
 
 class ModelCatalog(Protocol):
@@ -122,6 +144,9 @@ class ModelCatalog(Protocol):
 
         Raises `InvalidRequest` with code `no_model` or `unknown_model` that says how to configure one.
         """
+
+    def counter(self, name: str) -> TokenCounter:
+        """Counts for the model of that name, the same counter each time; for an unknown name one that estimates."""
 
     def listing(self) -> Sequence[Mapping[str, Any]]:
         """What can be named, for people."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from app.agent.permission_rules import PermissionRule, PermissionRules
 from app.agent.policy import NO_POLICY, BudgetLimits, PolicyFields
 
 MAX_STEPS = 200  # what a definition, session or caller may ask for, unless limits.max_steps is lower (spec 5.1)
@@ -93,6 +94,11 @@ class Source:
     kind: str
     path: str = ""
 
+    @property
+    def trusted(self) -> bool:
+        """Whether operators brought it, and not a client over the API."""
+        return self.kind in ("directory", "library")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDefinition:
@@ -102,7 +108,8 @@ class AgentDefinition:
     `agents` None: all that the session allows. `max_steps` None: the default of the depth. `temperature` 0 to 2.
     `tool_choice` applies to the first step: `auto`, `none`, `required` or a tool name. `model`, `effort`, `thinking`
     None: those of the parent run. `budget` bounds the tree under each of its runs. `runner`: import path of an async
-    function that stands in for the loop (spec 10.5).
+    function that stands in for the loop (spec 10.5). `limits`: what of tools is granted (allow) or taken away (deny) by
+    patterns only.
     """
 
     name: str
@@ -126,6 +133,8 @@ class AgentDefinition:
     session_scope: SessionScope = SessionScope.SESSION
     inherit_context: Inherit = field(default_factory=Inherit)
     runner: str | None = None
+    permissions: PermissionRules | None = None
+    limits: tuple[PermissionRule, ...] = ()
     budget: BudgetLimits | None = None
     surfaces: tuple[Surface, ...] | None = None
     agents: tuple[str, ...] | None = None

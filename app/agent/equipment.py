@@ -7,16 +7,22 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from app.agent.asking import summarised
+from app.agent.clearance import Clearance
 from app.agent.definition import AgentDefinition, Surface, SurfaceKind
 from app.agent.delegation import delegation_tools, is_surface, registry_with, surfaces_of, tool_names
 from app.agent.errors import BudgetSpent, ModelError
 from app.agent.handoff import Handoffs
+from app.agent.hooks import HookPoint
 from app.agent.inheritance import texts_of
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.orders import Delegator
-from app.agent.runs import RunRequest, Session
-from app.agent.surfaces import SurfaceParts
+from app.agent.permission_rules import PermissionRule
+from app.agent.permissions import Means, PermissionPolicy, under_whitelist
+from app.agent.runs import Launcher, RunRequest, Session
+from app.agent.subagent_hooks import SubagentHooks
+from app.agent.surfaces import SurfaceParts, agent_of
 from app.agent.tools import ToolRegistry, ToolSpec, default_tools
+from app.agent.work import Work
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +32,9 @@ LAST_TEXTS = 4  # stand in for a summary that could not be made
 class Equipment:
     """Gives runs their tools."""
 
-    def __init__(self, parts: RunnerParts, handoffs: Handoffs) -> None:
+    def __init__(self, parts: RunnerParts, handoffs: Handoffs, launcher: Launcher) -> None:
         self._parts = parts
+        self._launcher = launcher
         self._surfaces = SurfaceParts(handoffs=handoffs, masker=parts.masker, limit=parts.output_limit)
 
     def tools(self, live: LiveRun) -> tuple[ToolRegistry, tuple[ToolSpec, ...]]:
@@ -36,8 +43,9 @@ class Equipment:
         names = self._whitelist(request)
         ordinary = parts.tools.select(names)
         surfaces = surfaces_of(request.definition, names, request.surfaces, self._tool_names(request.session, names))
+        policy = self._policy(request)
         if not surfaces:
-            return ordinary, ordinary.specs
+            return ordinary, _shown(ordinary.specs, policy)
         delegation = delegation_tools(
             self._delegator(live, tuple(ordinary)),
             self._surfaces,
@@ -48,7 +56,43 @@ class Equipment:
         )
         registry = registry_with(ordinary, delegation)
         shown = tuple(s for s in registry.specs if not s.delegation or s.name in delegation.offered)
-        return registry, shown
+        return registry, _shown(shown, policy)
+
+    def subagent_hooks(self, live: LiveRun) -> SubagentHooks | None:
+        """What a subagent asks its hooks; None at depth 0, and where there are none."""
+        hooks = self._parts.hooks
+        if not live.run.depth or not (hooks.has(HookPoint.SUBAGENT_START) or hooks.has(HookPoint.SUBAGENT_STOP)):
+            return None
+        return SubagentHooks(
+            recorder=self._parts.recorder,
+            hooks=hooks,
+            run=live.run,
+            lineage=self._launcher.lineage(live.run),
+            workspace=str(self._parts.workspace(live.request.session)),
+        )
+
+    def clearance(self, live: LiveRun, work: Work) -> Clearance | None:
+        """What the calls of a run go through; None where nobody has a say."""
+        parts, hooks, policy = self._parts, self._parts.hooks, self._policy(live.request)
+        asked = hooks.has(HookPoint.PRE_TOOL_USE) or hooks.has(HookPoint.POST_TOOL_USE)
+        if not asked and policy is None:
+            return None
+        assert parts.approvals is not None and parts.parser is not None and parts.resolve_path is not None
+        parser, resolve, run, calls = parts.parser, parts.resolve_path(work.workspace), live.run, work.calls
+        return Clearance(
+            recorder=parts.recorder,
+            checker=parts.checker,
+            hooks=hooks,
+            permissions=policy or PermissionPolicy(live.run.agent),
+            approvals=parts.approvals,
+            session=live.request.session,
+            run=run,
+            lineage=self._launcher.lineage(run),
+            workspace=str(work.workspace),
+            means=lambda spec: Means(parser=parser, resolve_path=resolve, agent=agent_of(work.registry, spec.name)),
+            person=lambda begins: self._launcher.person(run, begins),
+            waits=lambda begins: calls.wait(run, "approval") if begins else calls.resume(run, "approval"),
+        )
 
     def check(self, request: RunRequest) -> None:
         """Raises `InvalidRequest` when the run's tools could not be put together: two of one name, an agent whose name
@@ -97,8 +141,10 @@ class Equipment:
             thinking=request.thinking,
             parallel_tool_calls=request.parallel_tool_calls,
             tools=tools,
+            limits=_limits(request),
             budget=live.budget,
             agents=_may_delegate_to(request.definition),
+            permissions=request.permissions,
             find=lambda name: roster.find(request.session, name),
             history=lambda: live.work.memory.messages if live.work is not None else (),
             summary=lambda: self._summary(live),
@@ -119,6 +165,10 @@ class Equipment:
                     summary = ""
                 work.summary = (len(said), summary if summary.strip() else _last(said))
             return work.summary[1]
+
+    def _policy(self, request: RunRequest) -> PermissionPolicy | None:
+        policy = request.permissions if isinstance(request.permissions, PermissionPolicy) else None
+        return under_whitelist(policy, request.definition.name, self._whitelist(request), _limits(request))
 
     def _whitelist(self, request: RunRequest) -> tuple[str, ...]:
         definition = request.definition
@@ -143,3 +193,16 @@ def _may_delegate_to(definition: AgentDefinition) -> tuple[str, ...] | None:
         return None
     own = (definition.policy.on_denied, definition.policy.on_error)
     return (*definition.agents, *(wanted.target for wanted in own if wanted is not None))
+
+
+def _limits(request: RunRequest) -> tuple[PermissionRule, ...]:
+    """What of a run's tools is granted or taken away by patterns: its own, with those of tools that it takes over."""
+    own = request.definition.limits
+    return own if request.definition.tools is not None else (*request.limits, *own)
+
+
+def _shown(specs: Sequence[ToolSpec], policy: PermissionPolicy | None) -> tuple[ToolSpec, ...]:
+    """The tools that a model is shown: without those that may never be used (spec 8.4)."""
+    if policy is None:
+        return tuple(specs)
+    return tuple(spec for spec in specs if not policy.hides(spec))

@@ -5,11 +5,14 @@ Knows neither HTTP statuses nor log levels; `api/errors.py` maps these once.
     SubagentdError
     ├── ToolError              the model reads it as the error result of one call
     │   ├── UnknownTool
+    │   ├── RepeatedCall
+    │   ├── CallDenied
     │   └── InvalidArguments
     ├── ModelError             a model could not answer; ends the run as failed when it cannot be retried
     │   └── IncompleteReply    a stream that ended without a positive end signal
     ├── InvalidOutput          a final answer that does not satisfy the output schema, also the second time
     ├── HandoffStop            a handoff under `fail`: ends the parent's turn
+    ├── HookDenied             a hook does not let a subagent start
     ├── BudgetSpent            a limit of the tree is reached: ends the run, a root with a forced answer
     ├── RequestError           a caller asked for something that cannot be done
     │   ├── InvalidRequest · Unsupported · NotFound · Conflict · Denied · Unauthorized · TooMany
@@ -48,6 +51,18 @@ class InvalidArguments(ToolError):
     """The arguments are no JSON object or do not satisfy the tool's schema. The tool was not run."""
 
     code = "invalid_arguments"
+
+
+class CallDenied(ToolError):
+    """A hook, a rule or a person does not let this call run, or nobody answered; it was not executed (spec 8.3)."""
+
+    code = "denied"
+
+
+class RepeatedCall(ToolError):
+    """The same calls again and again: this one was not carried out (spec 5.3)."""
+
+    code = "duplicate"
 
 
 class ModelError(SubagentdError):
@@ -96,6 +111,12 @@ class HandoffStop(SubagentdError):
     def __init__(self, message: str, *, code: str, result: str) -> None:
         super().__init__(message, code=code)
         self.result = result
+
+
+class HookDenied(SubagentdError):
+    """A hook does not let a subagent start (spec 6.4)."""
+
+    code = "hook_denied"
 
 
 class BudgetSpent(SubagentdError):

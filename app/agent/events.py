@@ -118,6 +118,27 @@ class StepStarted(TypedDict):
     forced: NotRequired[bool]
 
 
+class WithdrawnText(TypedDict):
+    """What a step had sent of one kind before it was tried again: `of` the delta type, `length` in code points,
+    `digest` the SHA-256 of the text in hex."""
+
+    of: str
+    length: int
+    digest: str
+    call: NotRequired[str]
+
+
+class StepRetried(TypedDict):
+    """`step.retried`: the model call failed and is made again after `delay_ms`. The deltas of the step are withdrawn;
+    those of the next try start at 0. `attempt` counts the tries that failed."""
+
+    attempt: int
+    code: str
+    message: str
+    delay_ms: int
+    withdrawn: list[WithdrawnText]
+
+
 class StepCompleted(TypedDict):
     """`step.completed`: the model call of the step and the tool calls that it asked for are done."""
 
@@ -179,7 +200,8 @@ class ToolStarted(TypedDict):
 class ToolResulted(TypedDict):
     """`tool.result`: what the model is told of one call; also the row of the tool message.
 
-    `status`: `ok`, `error`, `unknown_tool`, `invalid_arguments`, `denied`, `cancelled`, `timed_out`, `not_run`,
+    `status`: `ok`, `error`, `unknown_tool`, `invalid_arguments`, `denied`, `duplicate`, `cancelled`, `timed_out`,
+    `not_run`,
     `unknown` (the service stopped before an outcome was recorded). `length` is given when `content` was cut,
     `arguments` when there was no `tool.call`."""
 
@@ -262,6 +284,90 @@ class SubagentStopped(TypedDict):
     steps: int
     is_error: bool
     status: str
+
+
+class HookDecision(TypedDict):
+    """`hook.decision`: what a hook decided. `decision`: `block`, `mutate_input`, `mutate_output`, `add_context`,
+    `send_back` or `failed`; `effect`: what a failure counted as (`block` or `allow`)."""
+
+    hook: str
+    kind: str
+    point: str
+    decision: str
+    reason: str | None
+    effect: str | None
+    tool: str | None
+    call_id: str | None
+    duration_ms: int
+
+
+class PermissionRequested(TypedDict):
+    """`permission.requested`: a call waits for a person. `digest` binds the answer to what it is about. Times: µs."""
+
+    approval_id: str
+    call_id: str
+    tool: str
+    arguments: dict[str, Any] | str
+    digest: str
+    rule: str | None
+    scope: str | None
+    owner: str | None
+    reason: str
+    suggested_rule: str | None
+    expires_at: int
+
+
+class PermissionResolved(TypedDict):
+    """`permission.resolved`: a decision about a call, with its provenance. `kind`: `rule`, `default`, `ceiling`,
+    `answer`, `person`, `timeout`, `cancelled`; `decision`: `allow`, `deny`, or how a request was settled (`allow_once`,
+    `allow_session`, `deny`, `expired`, `cancelled`, `released`). `approval_id` null: nobody was asked. `arguments`:
+    what a person made of them."""
+
+    approval_id: str | None
+    call_id: str
+    tool: str
+    digest: str
+    decision: str
+    kind: str
+    by: str | None
+    rule: str | None
+    scope: str | None
+    owner: str | None
+    reason: str | None
+    arguments: dict[str, Any] | None
+
+
+class DuplicateBlocked(TypedDict):
+    """`duplicate.blocked`: a call was not carried out, since it would have completed the `repeats`th round of the same
+    `cycle` calls. `blocked` counts these in the run."""
+
+    call_id: str
+    tool: str
+    cycle: int
+    repeats: int
+    blocked: int
+
+
+class ContextCompacted(TypedDict):
+    """`compaction`: the working context of a run was shortened; every message stays in the log. `origin`: `lead`,
+    `subagent`. `method`: `summary`, `cut` (of tool results), `dropped` (exchanges without a summary). `attempt`: how
+    many summaries the run has asked for so far. Messages from `kept_from` on and message `task` still stand in the
+    context, `summary` in place of the others; `left_out` messages have gone by this, no summary tells of
+    `untold`. `cuts`: of tool messages, how many characters stand and how many do not; `note` stands for those."""
+
+    origin: str
+    method: str
+    attempt: int
+    before_tokens: int
+    after_tokens: int
+    window: int
+    kept_from: int
+    task: int | None
+    summary: str | None
+    left_out: int
+    untold: int
+    cuts: dict[str, list[int]] | None
+    note: str | None
 
 
 class AnswerForced(TypedDict):
@@ -350,6 +456,7 @@ RUN_CANCELLED = EventKind[RunEnded]("run.cancelled", RunEnded, final=True)
 RUN_TIMED_OUT = EventKind[RunEnded]("run.timed_out", RunEnded, final=True)
 RUN_INTERRUPTED = EventKind[RunEnded]("run.interrupted", RunEnded, final=True)
 STEP_STARTED = EventKind[StepStarted]("step.started", StepStarted)
+STEP_RETRIED = EventKind[StepRetried]("step.retried", StepRetried)
 STEP_COMPLETED = EventKind[StepCompleted]("step.completed", StepCompleted)
 MESSAGE = EventKind[MessageAdded]("message", MessageAdded)
 TOOL_CALL = EventKind[ToolCalled]("tool.call", ToolCalled)
@@ -359,6 +466,11 @@ HANDOFF_START = EventKind[HandoffStarted]("handoff.start", HandoffStarted)
 HANDOFF_END = EventKind[HandoffEnded]("handoff.end", HandoffEnded)
 SUBAGENT_START = EventKind[SubagentStarted]("subagent.start", SubagentStarted)
 SUBAGENT_STOP = EventKind[SubagentStopped]("subagent.stop", SubagentStopped)
+HOOK_DECISION = EventKind[HookDecision]("hook.decision", HookDecision)
+PERMISSION_REQUESTED = EventKind[PermissionRequested]("permission.requested", PermissionRequested)
+PERMISSION_RESOLVED = EventKind[PermissionResolved]("permission.resolved", PermissionResolved)
+DUPLICATE_BLOCKED = EventKind[DuplicateBlocked]("duplicate.blocked", DuplicateBlocked)
+COMPACTION = EventKind[ContextCompacted]("compaction", ContextCompacted)
 ANSWER_FORCED = EventKind[AnswerForced]("answer.forced", AnswerForced)
 ERROR = EventKind[ErrorLogged]("error", ErrorLogged)
 TEXT_DELTA = EventKind[TextDelta]("text.delta", TextDelta, durable=False)

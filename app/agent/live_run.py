@@ -9,16 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.agent.admission import Places
+from app.agent.approvals import Approvals
 from app.agent.budget import Budget, Meter
 from app.agent.chat import ModelCatalog
+from app.agent.compaction import Compaction
 from app.agent.definition import MAX_STEPS
 from app.agent.delegation import Roster
+from app.agent.duplicates import DuplicateLimits
 from app.agent.events import Event, Masker, Recorder
 from app.agent.filters import Find
 from app.agent.handoff import Lookup
+from app.agent.hooks import NO_HOOKS, HookRegistry
 from app.agent.orders import SUBAGENT_STEPS, Pacing
+from app.agent.patience import ModelGates, Patience
+from app.agent.permission_subjects import CommandParser, PathResolver
 from app.agent.runs import MemoryState, Run, RunOutcome, RunRequest, Session
 from app.agent.shared_memories import Load, MemorySeat
+from app.agent.subagent_hooks import SubagentHooks
 from app.agent.tools import OutputLimit, SchemaChecker, ToolRegistry
 from app.agent.work import Control, Work
 
@@ -26,7 +33,8 @@ from app.agent.work import Control, Work
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerParts:
     """What every run is made of. `workspace` gives the directory of a session, for its tools; `find` what stands at an
-    import path; `load` reads a memory and `lookup` the row of a handoff, with all that was recorded before."""
+    import path; `load` reads a memory and `lookup` the row of a handoff, with all that was recorded before. `parser`
+    and `resolve_path` are what permission rules need to know of command lines and of paths in a workspace."""
 
     recorder: Recorder
     models: ModelCatalog
@@ -39,7 +47,15 @@ class RunnerParts:
     find: Find
     load: Load
     lookup: Lookup
+    gates: ModelGates = field(default_factory=ModelGates)
+    patience: Patience = field(default_factory=Patience)
+    duplicates: DuplicateLimits = field(default_factory=DuplicateLimits)
     pacing: Pacing = field(default_factory=Pacing)
+    hooks: HookRegistry = NO_HOOKS
+    approvals: Approvals | None = None
+    parser: CommandParser | None = None
+    resolve_path: Callable[[Path], PathResolver] | None = None
+    compaction: Compaction = field(default_factory=Compaction)
     default_subagent: str = ""
     subagent_steps: int = SUBAGENT_STEPS
     max_steps: int = MAX_STEPS
@@ -53,8 +69,27 @@ class LiveRun:
     """
 
     __slots__ = (
-        "began", "budget", "clocks", "control", "ended", "memory", "meter", "outcome", "own", "places", "request",
-        "run", "seat", "started", "timer", "timing", "work",
+        "began",
+        "budget",
+        "clocks",
+        "control",
+        "ended",
+        "ending",
+        "holds",
+        "hooks",
+        "memory",
+        "meter",
+        "outcome",
+        "own",
+        "places",
+        "request",
+        "run",
+        "seat",
+        "started",
+        "timer",
+        "timer_left",
+        "timing",
+        "work",
     )  # fmt: skip
 
     def __init__(
@@ -79,9 +114,29 @@ class LiveRun:
         self.outcome: RunOutcome | None = None
         self.ended: Event | None = None
         self.work: Work | None = None
+        self.hooks: SubagentHooks | None = None
         self.started = False  # as a subagent: its stop is due
+        self.ending = False  # its hooks are told so, which takes a bounded time: nobody must break that off
         self.began = asyncio.get_running_loop().time()
         self.timer: asyncio.TimerHandle | None = None
+        self.timer_left: float | None = None  # of a timer that stands still
+        self.holds = 0
+
+    def hold(self) -> None:
+        """A person is asked by this run or below it: its clocks stand still."""
+        self.control.hold()
+        if self.timer is not None and self.timer_left is None:
+            self.timer_left = max(0.0, self.timer.when() - asyncio.get_running_loop().time())
+            self.timer.cancel()
+        self.holds += 1
+
+    def go_on(self, on_timeout: Callable[[], None]) -> None:
+        """That question is settled."""
+        self.control.go_on()
+        self.holds -= 1
+        if not self.holds and self.timer_left is not None and self.outcome is None:
+            self.timer = asyncio.get_running_loop().call_later(self.timer_left, on_timeout)
+            self.timer_left = None
 
     def give_back(self) -> None:
         """Everything that others may wait for."""
@@ -97,5 +152,10 @@ class LiveRun:
             state = None
             if memory is not None:
                 messages = tuple(memory.messages)
-                state = MemoryState(messages=messages, next_turn=self.run.turn + 1, next_seq=memory.next_seq)
+                state = MemoryState(
+                    messages=messages,
+                    next_turn=self.run.turn + 1,
+                    next_seq=memory.next_seq,
+                    shortened=memory.shortened,
+                )
             self.seat.leave(state)

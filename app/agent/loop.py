@@ -4,14 +4,16 @@ Knows neither how a run is opened and closed (`runner.py`) nor any concrete tool
 """
 
 import asyncio
+import logging
 from dataclasses import replace
 
 from app.agent import events, faults
 from app.agent.answers import digest, json_answer
-from app.agent.asking import FORCED_TEMPERATURE, ask
+from app.agent.asking import FORCED_TEMPERATURE, ask, summarised
 from app.agent.calls import Turn
 from app.agent.chat import ChatRequest, Finish, Reply
-from app.agent.errors import BudgetSpent, InvalidOutput
+from app.agent.compaction import CONTEXT_OVERFLOW
+from app.agent.errors import BudgetSpent, InvalidOutput, ModelError
 from app.agent.messages import NO_USAGE, Message, Role
 from app.agent.runs import StopReason
 from app.agent.texts import filled
@@ -19,6 +21,7 @@ from app.agent.transcript import acceptable
 from app.agent.work import Answer, Work, completed, keep_reply
 
 CHOICES = ("auto", "none", "required")
+log = logging.getLogger(__name__)
 
 
 async def react(work: Work) -> Answer:
@@ -28,10 +31,14 @@ async def react(work: Work) -> Answer:
     reason = StopReason.MAX_STEPS
     try:
         async with limit:
+            work.control.watch(limit)
             await asyncio.sleep(0)  # a deadline that is over is over before the model is asked
             while work.steps < work.max_steps and not limit.expired():  # a tool may have swallowed its cancellation
                 if work.calls.spent is not None:
                     reason = StopReason.BUDGET
+                    break
+                if work.calls.duplicates.exhausted:
+                    reason = StopReason.DUPLICATES
                     break
                 answer = await _step(work)
                 if answer is not None:
@@ -44,6 +51,8 @@ async def react(work: Work) -> Answer:
             _collect(work)
             raise
         reason = StopReason.BUDGET
+    finally:
+        work.control.watch(None)
     reason = work.control.soft_reason if limit.expired() else reason
     if not await _back_at_work(work):
         return _without_asking(work, reason)
@@ -84,6 +93,7 @@ async def _step(work: Work) -> Answer | None:
     """One model call and the tool calls that it asked for; the answer when there are none."""
     work.control.check()
     await work.recorder.room()
+    await _shortened(work)
     request = _request(work)
     max_tokens = await work.meter.before(request.messages, request.tools)
     if max_tokens != request.max_tokens:
@@ -93,7 +103,7 @@ async def _step(work: Work) -> Answer | None:
     step, loop = work.steps, asyncio.get_running_loop()
     began = loop.time()
     work.recorder.record(work.run, events.STEP_STARTED, events.StepStarted(model=work.model.name), step=step)
-    reply = await ask(work, request)
+    reply = await _reply(work, request)
     seq = keep_reply(work, reply)
     answer = None
     if reply.tool_calls:
@@ -110,6 +120,42 @@ async def _step(work: Work) -> Answer | None:
         answer = None if text is None else Answer(text=text, stop_reason=StopReason.ANSWER)
     completed(work, reply, step, began)
     return answer
+
+
+async def _shortened(work: Work, *, overflow: bool = False, last: bool = False) -> bool:
+    """Whether the context was made shorter, where that is due (spec 5.4)."""
+    assert work.task is not None  # a run begins with it
+
+    async def summary(said: str, tokens: int) -> str:
+        try:
+            return await summarised(work, said, work.texts.compact, tokens)
+        except (ModelError, BudgetSpent) as error:
+            log.warning("run %s: its context could not be summed up: %s", work.run.id, error.message)
+            return ""
+
+    done = await work.context.shortened(
+        work.memory.messages, work.memory.shortened, work.task, summary, overflow=overflow, last=last
+    )
+    if done is not None:
+        work.shorten(done)
+    return done is not None
+
+
+async def _reply(work: Work, request: ChatRequest, *, last: bool = False) -> Reply:
+    """The reply to a request; one that the provider finds too long is made once more, with a shorter context."""
+    try:
+        reply = await ask(work, request, last=last)
+    except ModelError as error:
+        shown = "".join(work.shown).strip()  # which is kept as this step's partial reply
+        if error.code != CONTEXT_OVERFLOW or shown or not await _shortened(work, overflow=True, last=last):
+            raise
+        messages = acceptable(work.memory.messages)
+        max_tokens = await work.meter.before(messages, request.tools, last=last)
+        request = replace(request, messages=messages, max_tokens=max_tokens)
+        reply = await ask(work, request, last=last)
+    if not last:  # which declares no tools, so that it has another size
+        work.context.learn(request.messages, reply.usage)
+    return reply
 
 
 def _text_of(work: Work, reply: Reply) -> str:
@@ -146,6 +192,7 @@ def _turn(work: Work, step: int, seq: int) -> Turn:
         budget=work.budget,
         pause=work.pause,
         go_on=work.go_on,
+        clearance=work.clearance,
     )
 
 
@@ -175,6 +222,7 @@ async def _forced(work: Work, reason: StopReason) -> Answer:
     forced = False
     while True:
         work.control.check()
+        await _shortened(work, last=True)
         limit = asyncio.timeout_at(work.control.hard_at)
         try:
             async with limit:
@@ -219,9 +267,14 @@ async def _last_step(work: Work, reason: StopReason, max_tokens: int | None) -> 
     limit = asyncio.timeout_at(work.control.hard_at)
     try:
         async with limit:
-            reply = await ask(work, request)
+            reply = await _reply(work, request, last=True)
     except TimeoutError:
         if not limit.expired():
+            raise
+        return _cut_short(work)
+    except BudgetSpent:  # there is no room for another try of it
+        if not work.meter.root:
+            _collect(work)
             raise
         return _cut_short(work)
     text = _text_of(work, reply)
@@ -233,7 +286,7 @@ async def _last_step(work: Work, reason: StopReason, max_tokens: int | None) -> 
 
 
 def _cut_short(work: Work) -> str:
-    """The forced answer when its time is over: what was said of it, which is in the memory, or a digest."""
+    """The forced answer when time or budget is over: what was said of it, which is in the memory, or a digest."""
     text = "".join(work.shown)
     if text.strip():
         return text

@@ -116,7 +116,8 @@ class Message:
     """One entry of a memory.
 
     A tool message answers the call `tool_call_id` (our id). `opaque` belongs to `provider` alone and is sent back
-    byte for byte or not at all. `partial` marks a text that was cut (cancelled, broken stream).
+    byte for byte or not at all. `partial` marks a text that was cut (cancelled, broken stream). `seq` is its number in
+    the memory, None for what stands only in the working context.
     """
 
     role: Role
@@ -128,3 +129,4 @@ class Message:
     partial: bool = False
     provider: str = ""
     opaque: Mapping[str, Any] | None = field(default=None)
+    seq: int | None = field(default=None, compare=False)

@@ -13,8 +13,9 @@ from typing import Any
 from app.agent.budget import Budget
 from app.agent.definition import AgentDefinition, Inherit, SessionMode, SessionScope, Surface, SurfaceKind
 from app.agent.messages import Message
+from app.agent.permission_rules import PermissionRule
 from app.agent.policy import BudgetLimits, HandoffPolicy, Reaction
-from app.agent.runs import Failure, HandoffStatus, ReusePlan, Run, RunOutcome, Session
+from app.agent.runs import Ceiling, Failure, HandoffStatus, ReusePlan, Run, RunOutcome, Session
 from app.agent.tools import ToolResult
 
 SUBAGENT_STEPS = 5  # spec 5.1
@@ -39,7 +40,8 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegator:
-    """Who delegates: a run of a session, or (run None) a caller over HTTP. `tools` are the run's ordinary tools.
+    """Who delegates: a run of a session, or (run None) a caller over HTTP. `tools` are the run's ordinary tools, with
+    what `limits` leave of them.
 
     `history` and `summary` give the run's conversation for children that inherit it; `find` names the agents of the
     session, `agents` are those that the run's own definition names (None: all); `budget` is that of the run, or of the
@@ -55,8 +57,10 @@ class Delegator:
     effort: str | None = None
     thinking: bool | None = None
     tools: tuple[str, ...] | None = None
+    limits: tuple[PermissionRule, ...] = ()
     budget: Budget | None = None
     agents: tuple[str, ...] | None = None
+    permissions: Ceiling | None = None
     find: Callable[[str], AgentDefinition | None] = lambda name: None
     history: Callable[[], Sequence[Message]] = lambda: ()
     summary: Callable[[], Awaitable[str]] | None = None

@@ -51,6 +51,7 @@ class OwnRunnerModel:
     """Stands where a run names its model (`ChatModel`): it costs nothing and answers nothing."""
 
     prices: Prices | None = FREE
+    context_window: int | None = None
 
     def __init__(self, path: str) -> None:
         self.name = f"runner:{path}"

@@ -36,7 +36,7 @@ class ResearchTool(DelegationTool):
         super().__init__(by, parts, surface)
         self.means = f"{self.kind.value} {target.name}"
         self.permitted = bool(allowed_agents(by, SUBAGENT, [target]))
-        self._target = target
+        self.target = target
         text = filled(self._texts.subagent, description=parts.masker.text(target.description))
         # an agent that says itself how many steps it needs keeps them where a model says nothing
         default = {} if target.max_steps else {"default": SUBAGENT_STEPS}
@@ -60,12 +60,12 @@ class ResearchTool(DelegationTool):
             problem = f"{self._texts.subagent_failed}max_steps is {steps}: it must be 1 to {MOST_STEPS}."
             return ToolResult(content=problem, is_error=True, status="invalid_arguments")
         order = self._order(
-            self._target,
+            self.target,
             context,
             task=arguments["research_prompt"],
             name=arguments.get("name"),
             max_steps=None if steps is None else min(int(steps), MOST_STEPS),
-            **further_fields(arguments, [self._target]),
+            **further_fields(arguments, [self.target]),
         )
         return await self._carried_out(order)
 

@@ -11,6 +11,7 @@ from app.agent import events, faults
 from app.agent.budget import Meter, check_prices
 from app.agent.calls import ToolCalls
 from app.agent.chat import ChatModel
+from app.agent.compaction import Context, reserving
 from app.agent.definition import AgentDefinition
 from app.agent.equipment import Equipment
 from app.agent.errors import BudgetSpent, ModelError, SubagentdError
@@ -20,9 +21,10 @@ from app.agent.handoff import Handoffs
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.loop import react
 from app.agent.messages import NO_USAGE, Message, Role
-from app.agent.orders import canonical
+from app.agent.orders import canonical, composed
 from app.agent.own_runner import OwnRunnerModel, drive
 from app.agent.runs import Failure, Launcher, RunOutcome, RunRequest, RunStatus, StopReason
+from app.agent.subagent_hooks import RESULT_HEAD, SENT_BACK
 from app.agent.texts import filled
 from app.agent.transcript import EMPTY_TASK
 from app.agent.work import Answer, Work, WorkingMemory
@@ -31,7 +33,6 @@ log = logging.getLogger(__name__)
 
 RESERVE_SHARE = 0.2  # of a deadline, kept for the forced answer …
 RESERVE_MAX_S = 15.0  # … and at most this much (spec 5.7)
-RESULT_HEAD = 200  # characters of the result in subagent.stop (spec 6.1)
 
 _ENDINGS: dict[RunStatus, EventKind[RunEnded]] = {
     RunStatus.COMPLETED: events.RUN_COMPLETED,
@@ -64,7 +65,7 @@ class SubAgentRunner:
             default_steps=parts.subagent_steps,
             pacing=parts.pacing,
         )
-        self._equipment = Equipment(parts, self._handoffs)
+        self._equipment = Equipment(parts, self._handoffs, launcher)
 
     @property
     def equipment(self) -> Equipment:
@@ -83,21 +84,52 @@ class SubAgentRunner:
             if live.seat is not None:
                 live.memory = await live.seat.hold()
             await live.places.take()
-            work = live.work = self._open(live, on_timeout)
-            answer = await (self._own(live, work) if live.request.definition.runner else react(work))
+            work = live.work = await self._open(live, on_timeout)
+            answer = await self._answer(live, work)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if live.control.requested is None and task is not None and not task.cancelling():
-                self._fault(live, error)  # nobody cancelled this: something inside was
+                await self._fault(live, error)  # nobody cancelled this: something inside was
             else:
-                self._close(live, live.control.requested or RunStatus.CANCELLED)
+                await self._end(live, live.control.requested or RunStatus.CANCELLED)
         except SubagentdError as error:
             reason = StopReason.BUDGET if isinstance(error, BudgetSpent) else StopReason.ERROR
-            self._close(live, RunStatus.FAILED, error=self._failure(error), reason=reason)
+            await self._end(live, RunStatus.FAILED, self._failure(error), reason)
         except Exception as error:  # noqa: BLE001  border of a run: whatever went wrong, it must reach a final state
-            self._fault(live, error)
+            await self._fault(live, error)
         else:
             self._close(live, RunStatus.COMPLETED, answer=answer)
+
+    async def _answer(self, live: LiveRun, work: Work) -> Answer:
+        """The answer of the loop, or of an own runner, that the hooks accept; they may send a subagent back to work."""
+        sent_back = 0
+        while True:
+            answer = await (self._own(live, work) if live.request.definition.runner else react(work))
+            reason = None
+            if live.hooks is not None:
+                reason = await live.hooks.stopped(answer.text, work.steps, is_error=False)
+            if reason is None or sent_back == SENT_BACK or not _can_go_on(work, answer):
+                return answer
+            sent_back += 1
+            work.add(Role.USER, filled(work.texts.sent_back, reason=reason))
+
+    async def _end(
+        self,
+        live: LiveRun,
+        status: RunStatus,
+        error: Failure | None = None,
+        reason: StopReason = StopReason.ERROR,
+    ) -> None:
+        """Close a run that gave no answer, after its hooks have been told."""
+        if live.started and live.hooks is not None and live.work is not None:
+            live.ending = True
+            told = live.work.text or (error.message if error is not None else "")
+            try:
+                await live.hooks.last_word(told, live.work.steps)
+            finally:
+                self._close(live, status, error=error, reason=reason)
+            return
+        self._close(live, status, error=error, reason=reason)
 
     def _failure(self, error: SubagentdError) -> Failure:
         message = self._parts.masker.text(error.message)
@@ -107,10 +139,10 @@ class SubAgentRunner:
             )
         return Failure(code=error.code, message=message)
 
-    def _fault(self, live: LiveRun, error: BaseException) -> None:
+    async def _fault(self, live: LiveRun, error: BaseException) -> None:
         log.error("run %s failed", live.run.id, exc_info=error)
         message = f"internal error; the server's log has the details under {live.run.id}"
-        self._close(live, RunStatus.FAILED, error=Failure(code="internal_error", message=message, passing=True))
+        await self._end(live, RunStatus.FAILED, Failure(code="internal_error", message=message, passing=True))
 
     def abandon(self, live: LiveRun) -> None:
         """Close a run whose task was cancelled before it began."""
@@ -121,7 +153,7 @@ class SubAgentRunner:
         """An operator's function in place of the loop."""
         return await drive(work, self._parts.find, live.request.task)
 
-    def _open(self, live: LiveRun, on_timeout: Callable[[], None]) -> Work:
+    async def _open(self, live: LiveRun, on_timeout: Callable[[], None]) -> Work:
         run, request, recorder = live.run, live.request, self._parts.recorder
         live.control.check()
         model = self._model(request.definition, request.model)
@@ -131,7 +163,10 @@ class SubAgentRunner:
         names = [spec.name for spec in offered]
         recorder.record(run, events.RUN_STARTED, events.RunStarted(model=model.name, tools=names))
         self._start_clocks(live, on_timeout)
-        live.meter = Meter(live.budget, model.prices, request.definition.max_tokens, root=request.parent is None)
+        live.hooks = self._equipment.subagent_hooks(live)
+        added = await live.hooks.started(request.task) if live.hooks is not None else ()
+        counter, max_tokens = self._parts.models.counter(model.name), request.definition.max_tokens
+        live.meter = Meter(live.budget, model.prices, max_tokens, root=request.parent is None, count=reserving(counter))
         work = Work(
             session=request.session,
             run=run,
@@ -140,14 +175,26 @@ class SubAgentRunner:
             registry=registry,
             offered=offered,
             memory=WorkingMemory(live.memory),
-            calls=ToolCalls(recorder, self._parts.checker, self._parts.masker, self._parts.output_limit),
+            calls=ToolCalls(
+                recorder, self._parts.checker, self._parts.masker, self._parts.output_limit, self._parts.duplicates
+            ),
             recorder=recorder,
             control=live.control,
             workspace=self._parts.workspace(request.session),
             max_steps=min(request.max_steps, self._parts.max_steps),
             parallel=request.parallel_tool_calls,
             meter=live.meter,
+            patience=self._parts.patience,
+            gates=self._parts.gates,
             checker=self._parts.checker,
+            context=Context(
+                self._parts.compaction,
+                counter,
+                request.session.texts,
+                window=model.context_window,
+                max_tokens=max_tokens,
+                tools=offered,
+            ),
             output_schema=request.output_schema,
             effort=request.effort,
             thinking=request.thinking,
@@ -166,7 +213,8 @@ class SubAgentRunner:
             # the session that wrote it was erased; the log keeps what is left as it is
             work.memory.messages.insert(0, Message(role=Role.SYSTEM, content=request.definition.prompt))
             work.first += 1
-        work.add(Role.USER, _task_message(request))
+        work.clearance = self._equipment.clearance(live, work)
+        work.task = work.add(Role.USER, _task_message(request, added))
         faults.hit("run_opened")
         return work
 
@@ -247,6 +295,11 @@ class SubAgentRunner:
         )
 
 
+def _can_go_on(work: Work, answer: Answer) -> bool:
+    """Whether there is anybody who could, and a step left to do it in."""
+    return work.definition.runner is None and not answer.forced and work.steps < work.max_steps
+
+
 def ended_payload(outcome: RunOutcome, duration_ms: int) -> RunEnded:
     """The payload of a run's terminal event."""
     return RunEnded(
@@ -265,9 +318,11 @@ def ended_payload(outcome: RunOutcome, duration_ms: int) -> RunEnded:
     )
 
 
-def _task_message(request: RunRequest) -> str:
-    """The task, and what form the answer must have."""
+def _task_message(request: RunRequest, added: tuple[str, ...]) -> str:
+    """The task, what hooks have added to it, and what form the answer must have."""
     task = request.task if request.task.strip() else EMPTY_TASK
+    if added:
+        task = composed(task, "\n\n".join(added), None)
     if request.output_schema is None or request.definition.runner is not None:
         return task
     return f"{task}\n\n{filled(request.session.texts.output_schema, schema=canonical(request.output_schema))}"

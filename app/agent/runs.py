@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from app.agent.definition import AgentDefinition, SessionScope, Surface
 from app.agent.messages import NO_USAGE, Message, Usage
+from app.agent.permission_rules import PermissionRule, PermissionRules
 from app.agent.policy import NO_POLICY, BudgetLimits, HandoffPolicy, PolicyFields
 from app.agent.texts import DEFAULT, Texts
 
@@ -41,9 +42,7 @@ class HandoffStatus(StrEnum):
     DENIED = "denied"
 
 
-FINAL_STATUSES = frozenset(
-    {RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.TIMED_OUT, RunStatus.INTERRUPTED}
-)
+FINAL_STATUSES = frozenset(list(RunStatus)[3:])
 
 
 class StopReason(StrEnum):
@@ -63,9 +62,9 @@ class StopReason(StrEnum):
 class Session:
     """A conversation: one tenant, one event stream, one audit chain. `agent` None: made for a direct delegation.
 
-    `agents` None: every definition with mode `subagent` or `all`. `workspace` is a relative name under the
-    server's workspace root; empty is the root itself. `budget` spans all turns. `default_subagent`: to whom the
-    surface `subagent` leads; None: the setting. `created_at` in µs.
+    `agents` None: every definition with mode `subagent` or `all`. `workspace` is a relative name under the server's
+    root; empty is the root itself. `budget` spans all turns. `default_subagent`: to whom the surface `subagent` leads;
+    None: the setting. `permissions`: its own rules, besides all others. `created_at` in µs.
     """
 
     id: str
@@ -87,6 +86,7 @@ class Session:
     budget: BudgetLimits | None = None
     texts: Texts = DEFAULT
     default_subagent: str | None = None
+    permissions: PermissionRules | None = None
     closed: bool = False
 
     @property
@@ -166,8 +166,8 @@ class RunOutcome:
 class RunRequest:
     """Everything that `launch` needs. Made by the service at depth 0 and by `handoff` below.
 
-    `memory_id` None: a fresh memory; `memory` is what a used one holds; `seat`: a place in the queue for a shared one,
-    which is then waited for. `inherited_tools` are the parent's tool names without delegation, used where the
+    `memory_id` None: a fresh memory; `memory` is what a used one holds; `seat`: a place in the queue for a shared one.
+    `inherited_tools` are the parent's tool names without delegation, with what `limits` leave of them, used where the
     definition names none; None: no parent run. `max_steps` counts model calls before the forced answer; `deadline_ms`
     is soft, `timeout_ms` hard, 0 means none; both from the start of the run. `model`, `effort` and `thinking` are what
     applies, with the parent's already taken over. `budgets` bound the tree under the run, each inside the one before;
@@ -193,18 +193,27 @@ class RunRequest:
     thinking: bool | None = None
     tools: tuple[str, ...] | None = None
     inherited_tools: tuple[str, ...] | None = None
+    limits: tuple[PermissionRule, ...] = ()
     parallel_tool_calls: bool = True
     deadline_ms: int = 0
     timeout_ms: int = 0
     budgets: tuple[BudgetLimits, ...] = ()
     above: object | None = None
     output_schema: Mapping[str, Any] | None = None
+    permissions: "Ceiling | None" = None
+
+
+class Ceiling(Protocol):
+    """What a run may do, and what its children take over of that (`permissions.PermissionPolicy`). None where nobody
+    has set a rule."""
+
+    def inherit(self, owner: str, definition: PermissionRules | None = None, *, trusted: bool = True) -> "Ceiling":
+        """The policy of a child named `owner`, with the rules of its definition, which operators wrote if `trusted`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReusePlan:
-    """Which memory a `reuse_session` handoff goes on with. `scope` is the one that applies; `note` says why it is
-    another than the definition wants."""
+    """Which memory a `reuse_session` handoff goes on with, in which scope; `note`: why not in the definition's."""
 
     memory_id: str
     scope: SessionScope
@@ -239,6 +248,13 @@ class Launcher(Protocol):
     def name(self, session: Session, wanted: str | None) -> str:
         """A readable name for a subagent, unique in the session: `sub_<8 hex>` unless one is wanted."""
 
+    def person(self, run: Run, asked: bool) -> None:
+        """A person begins (`asked`) or ceases to be asked by a run: its clocks and those of its ancestors stand still
+        meanwhile."""
+
+    def lineage(self, run: Run) -> tuple[str, ...]:
+        """The ids of the runs above a run, from the root."""
+
     def seat(self, tenant: str, memory_id: str, parent: Run | None) -> Seat | None:
         """The next place in the queue for a shared memory; None when whoever delegates would wait for itself."""
 
@@ -251,19 +267,39 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shortened:
+    """How the working context of a memory differs from what was said in it (spec 5.4).
+
+    Messages from number `kept_from` on stand in it, of those before only the system prompt and message `task`.
+    `summary`: the user message that stands for the others; empty: none. `untold`: how many of them no summary tells of.
+    `cuts`: by the numbers of tool messages, how many characters of the content stand and how many do not; `note`
+    {left_out} stands for those.
+    """
+
+    kept_from: int
+    task: int | None = None
+    summary: str = ""
+    untold: int = 0
+    cuts: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryState:
-    """A memory as it was stored: its messages in order, the turn of its next run, its next message number."""
+    """A memory as a run goes on with it: its messages, and the numbers of its next run and message. `shortened`: how
+    the messages were made fewer; None: they are all that was said."""
 
     messages: tuple[Message, ...] = ()
     next_turn: int = 0
     next_seq: int = 1
+    shortened: Shortened | None = None
 
 
 class MemoryStore(Protocol):
     """Reads memories back; writing is the projection's."""
 
     async def load(self, tenant: str, memory_id: str) -> MemoryState:
-        """The whole memory; an unknown one is empty."""
+        """The memory, shortened as it was left; an unknown one is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +338,7 @@ class RunStore(Protocol):
         """One handoff row."""
 
     async def handoff_runs(self, tenant: str, handoff_id: str) -> Sequence[Mapping[str, Any]]:
-        """The runs of a handoff, one for each attempt, in order."""
+        """The runs of a handoff, in order."""
 
     async def open_runs(self) -> Sequence[Mapping[str, Any]]:
         """All runs of all tenants that are not final, deepest first."""

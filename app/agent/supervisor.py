@@ -10,6 +10,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from app.agent import events
 from app.agent.budget import Amount, Budget
@@ -192,12 +193,7 @@ class RunSupervisor:
 
     def seat(self, tenant: str, memory_id: str, parent: Run | None) -> Seat | None:
         """See `Launcher`."""
-        lineage: list[str] = []
-        above = parent.id if parent is not None else None
-        while above is not None:
-            lineage.append(above)
-            flight = self._flights.get(above)
-            above = flight.live.run.parent_id if flight is not None else None
+        lineage = self._upwards(parent.id if parent is not None else None)
         return self._shared.take(tenant, memory_id, lineage[0] if lineage else None, lineage)
 
     @contextmanager
@@ -207,6 +203,30 @@ class RunSupervisor:
         ending = (flight.live for flight in self._flights.values() if flight.live.run.session_id == session_id)
         with self._shared.erasing([live.seat for live in ending if live.seat is not None]):
             yield
+
+    def _upwards(self, run_id: str | None) -> list[str]:
+        """A run and those above it."""
+        found: list[str] = []
+        while run_id is not None:
+            found.append(run_id)
+            flight = self._flights.get(run_id)
+            run_id = flight.live.run.parent_id if flight is not None else None
+        return found
+
+    def lineage(self, run: Run) -> tuple[str, ...]:
+        """See `Launcher`."""
+        return tuple(reversed(self._upwards(run.parent_id)))
+
+    def person(self, run: Run, asked: bool) -> None:
+        """See `Launcher`."""
+        for run_id in self._upwards(run.id):
+            flight = self._flights.get(run_id)
+            if flight is None:
+                continue
+            if asked:
+                flight.live.hold()
+            else:
+                flight.live.go_on(partial(self._time_out, run_id))
 
     def _children(self, run_id: str) -> Collection[str]:
         flight = self._flights.get(run_id)
@@ -321,8 +341,8 @@ class RunSupervisor:
         """Cancel each once and wait for its end; a second cancel would break off its clean-up."""
         told = set(mine)
         for flight in reversed(ordered):
-            if flight in told and flight.task is not None:
-                flight.task.cancel()
+            if flight in told and flight.task is not None and not flight.live.ending:
+                flight.task.cancel()  # one that noticed by itself what it was told may be ending by now
             await asyncio.shield(flight.done)
 
     def _subtree(self, run_id: str) -> Iterator[_Flight]:

@@ -124,6 +124,12 @@ def reason_of(result: HandoffResult) -> str:
     return result.error.message if result.error else result.status.value
 
 
+def agent_of(registry: Mapping[str, Tool], name: str) -> str | None:
+    """Whom a tool that leads to one agent would start; None for all others."""
+    target = getattr(registry.get(name), "target", None)
+    return target.name if isinstance(target, AgentDefinition) else None
+
+
 def explained(order: HandoffOrder, reason: str, result: HandoffResult) -> str:
     """A sentence about a handoff that gave no result."""
     verb = "was denied" if result.status is HandoffStatus.DENIED else f"ended {result.status.value}"

@@ -255,6 +255,7 @@ def _companion_spec(name: str, description: str, properties: Mapping[str, Any], 
         cancelled_text=WAIT_INTERRUPTED if reads else "",
         read_only=reads,
         concurrency_safe=reads,
+        poller=reads,
         timeout_ms=0,  # a wait has its own bound
         # what is cancelled is awaited, as everywhere
         interrupt=Interrupt.CANCEL if reads else Interrupt.BLOCK,

@@ -33,7 +33,8 @@ class ToolSpec:
 
     `read_only`: no effect, may be repeated. `concurrency_safe`: may run beside others. `timeout_ms` 0: no limit.
     `raw_arguments`: the call gets the argument text unparsed and unvalidated (delegation tools of spec 3.1).
-    `delegation`: starts agents. `accepts`: the schema that calls are validated against where it is wider than what
+    `delegation`: starts agents. `poller`: is asked again and again on purpose, so that equal calls are no circle while
+    their results differ (spec 5.3). `accepts`: the schema that calls are validated against where it is wider than what
     the model is shown. `waits`: mostly waits for other runs. `error_prefix` begins every error result;
     `cancelled_text` is the result of a call that was cancelled, where that is not said as for every tool.
     """
@@ -49,6 +50,7 @@ class ToolSpec:
     delegation: bool = False
     built_in: bool = False
     accepts: Mapping[str, Any] | None = None
+    poller: bool = False
     waits: bool = False
     error_prefix: str = ""
     cancelled_text: str = ""
@@ -69,7 +71,8 @@ class ToolContext:
 
     `workspace` is the directory that file tools are confined to. `deadline` is on the clock of the event loop, None
     for none. `progress` shows a piece of text to whoever watches. `primary` carries the same call to the ordinary tool
-    that a delegation tool of this name hides, if there is one (spec 3.7).
+    that a delegation tool of this name hides, if there is one (spec 3.7). `conceals` says of a path in the workspace,
+    resolved, whether a search must leave it out; None: nothing is left out.
     """
 
     session: Session
@@ -80,6 +83,7 @@ class ToolContext:
     deadline: float | None
     progress: Callable[[str], None]
     primary: Callable[[], Awaitable[ToolResult]] | None = None
+    conceals: Callable[[str], bool] | None = None
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline, at least 0; None when there is none."""

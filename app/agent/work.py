@@ -13,11 +13,14 @@ from app.agent import events
 from app.agent.budget import Budget, Meter
 from app.agent.calls import ToolCalls
 from app.agent.chat import ChatModel, Finish, Reply
+from app.agent.clearance import Clearance
+from app.agent.compaction import Compacted, Context
 from app.agent.definition import AgentDefinition
 from app.agent.events import Recorder
 from app.agent.ids import new_id
 from app.agent.messages import NO_USAGE, Message, Role, Usage
-from app.agent.runs import MemoryState, Run, RunOutcome, RunStatus, Session, StopReason
+from app.agent.patience import ModelGates, Patience
+from app.agent.runs import MemoryState, Run, RunOutcome, RunStatus, Session, Shortened, StopReason
 from app.agent.texts import Texts
 from app.agent.tools import SchemaChecker, ToolRegistry, ToolSpec
 
@@ -29,9 +32,12 @@ class Control:
     a request or the wall time of a budget.
     """
 
-    __slots__ = ("hard_at", "requested", "soft_at", "soft_reason", "usage_below")
+    __slots__ = ("_held", "_held_at", "_limit", "hard_at", "requested", "soft_at", "soft_reason", "usage_below")
 
     def __init__(self) -> None:
+        self._limit: asyncio.Timeout | None = None
+        self._held = 0
+        self._held_at = 0.0
         self.requested: RunStatus | None = None
         self.soft_reason = StopReason.DEADLINE
         self.soft_at: float | None = None
@@ -43,6 +49,32 @@ class Control:
         if self.requested is not None:
             raise asyncio.CancelledError
 
+    def watch(self, limit: asyncio.Timeout | None) -> None:
+        """The soft deadline as the loop keeps it; None: it is over."""
+        self._limit = limit
+        if limit is not None and self._held:
+            limit.reschedule(None)
+
+    def hold(self) -> None:
+        """A person is asked, here or below: the clocks of the run stand still (spec 4.4). Wall time of a budget does
+        not."""
+        self._held += 1
+        if self._held == 1:
+            self._held_at = asyncio.get_running_loop().time()
+            if self.soft_reason is StopReason.DEADLINE and self._limit is not None and not self._limit.expired():
+                self._limit.reschedule(None)
+
+    def go_on(self) -> None:
+        """That person has answered."""
+        self._held -= 1
+        if self._held or self.soft_at is None or self.hard_at is None or self.soft_reason is not StopReason.DEADLINE:
+            return
+        stood = asyncio.get_running_loop().time() - self._held_at
+        self.soft_at += stood
+        self.hard_at += stood
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(self.soft_at)
+
     def settle(self, outcome: RunOutcome) -> None:
         """Count what a child and its subtree used."""
         self.usage_below = self.usage_below + outcome.usage_total
@@ -51,11 +83,12 @@ class Control:
 class WorkingMemory:
     """The messages of one memory while a run works on it, and the numbers that they get."""
 
-    __slots__ = ("messages", "next_seq")
+    __slots__ = ("messages", "next_seq", "shortened")
 
     def __init__(self, state: MemoryState | None) -> None:
         self.messages: list[Message] = list(state.messages) if state else []
         self.next_seq = state.next_seq if state else 1
+        self.shortened: Shortened | None = state.shortened if state else None
 
     def reserve(self, count: int) -> int:
         """Take `count` numbers; returns the first."""
@@ -69,8 +102,8 @@ class Work:
     """Everything that the loop of one run works with; changes as it goes on, and ends with the run.
 
     `summary`: how many texts the conversation had when it was summed up for a child, and the summary.
-    `first`: where the run's own messages begin in the memory. `place`: step and sub of the next message that is no
-    reply, so that the order by (turn, step, sub) is that in the memory.
+    `first`: where the run's own messages begin in the memory; `task`: the one that says what to do. `place`: step and
+    sub of the next message that is no reply, so that the order by (turn, step, sub) is that in the memory.
     """
 
     session: Session
@@ -87,14 +120,19 @@ class Work:
     max_steps: int
     parallel: bool
     meter: Meter
+    patience: Patience
+    gates: ModelGates
     checker: SchemaChecker
+    context: Context
     output_schema: Mapping[str, Any] | None = None
     effort: str | None = None
     thinking: bool | None = None
     budget: Budget | None = None
+    clearance: Clearance | None = None
     pause: Callable[[], None] | None = None
     go_on: Callable[[], Awaitable[None]] | None = None
     first: int = 0
+    task: Message | None = None
     place: tuple[int, int] = (0, 0)
     steps: int = 0
     usage: Usage = NO_USAGE
@@ -111,19 +149,55 @@ class Work:
         """What the service says in this session."""
         return self.session.texts
 
+    def time_for(self, pause_ms: float) -> bool:
+        """Whether a pause of that length ends before the run's deadline does."""
+        ends = self.control.soft_at
+        return ends is None or asyncio.get_running_loop().time() + pause_ms / 1000 < ends
+
     def spend(self, usage: Usage) -> None:
         """Count what one model call used."""
         self.usage = self.usage + usage
         self.step_usage = self.step_usage + usage
 
-    def add(self, role: Role, content: str) -> None:
+    def add(self, role: Role, content: str) -> Message:
         """Append a system or user message."""
         step, sub = self.place
         self.place = (step, sub + 1)
-        message = Message(role=role, content=content)
+        seq = self.memory.reserve(1)
+        message = Message(role=role, content=content, seq=seq)
         self.memory.messages.append(message)
-        payload = _message_event(self.run, self.memory.reserve(1), sub, message)
+        payload = _message_event(self.run, seq, sub, message)
         self.recorder.record(self.run, events.MESSAGE, payload, step=step)
+        return message
+
+    def shorten(self, done: Compacted) -> None:
+        """Go on with a shorter context: the log keeps what was said. Everything that was counted of the longer one is
+        void."""
+        memory = self.memory
+        memory.messages[:] = done.messages
+        memory.shortened = done.how
+        self.first = next((at for at, message in enumerate(memory.messages) if message is self.task), 0)
+        self.summary = None
+        self.meter.forget()
+        self.recorder.record(self.run, events.COMPACTION, self._compaction(done))
+
+    def _compaction(self, done: Compacted) -> events.ContextCompacted:
+        how = done.how
+        return events.ContextCompacted(
+            origin="subagent" if self.run.depth else "lead",
+            method=done.method.value,
+            attempt=self.context.asked,
+            before_tokens=done.before,
+            after_tokens=done.after,
+            window=self.context.window,
+            kept_from=how.kept_from,
+            task=how.task,
+            summary=how.summary or None,
+            left_out=done.left_out,
+            untold=how.untold,
+            cuts={str(seq): list(cut) for seq, cut in how.cuts.items()} or None,
+            note=how.note or None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,16 +216,19 @@ def keep_partial(work: Work) -> None:
         return
     work.text = text
     work.place = (work.steps, 1)
-    message = Message(role=Role.ASSISTANT, content=text, partial=True)
+    seq = work.memory.reserve(1)
+    message = Message(role=Role.ASSISTANT, content=text, partial=True, seq=seq)
     work.memory.messages.append(message)
-    payload = _message_event(work.run, work.memory.reserve(1), 0, message)
+    payload = _message_event(work.run, seq, 0, message)
     work.recorder.record(work.run, events.MESSAGE, payload, step=work.steps)
 
 
 def keep_reply(work: Work, reply: Reply) -> int:
     """The assistant message enters the memory and the log; returns its number."""
+    seq = work.memory.reserve(1 + len(reply.tool_calls))
     message = Message(
         role=Role.ASSISTANT,
+        seq=seq,
         content=reply.text,
         reasoning=reply.reasoning,
         tool_calls=reply.tool_calls,
@@ -163,7 +240,6 @@ def keep_reply(work: Work, reply: Reply) -> int:
         work.text = reply.text
     work.place = (work.steps, 1 + len(reply.tool_calls))
     work.memory.messages.append(message)
-    seq = work.memory.reserve(1 + len(reply.tool_calls))
     tokens = reply.usage.output_tokens if reply.usage else None
     payload = _message_event(work.run, seq, 0, message, tokens)
     if reply.tool_calls:  # the step goes on, and may be broken off before it states what it used

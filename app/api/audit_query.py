@@ -7,16 +7,21 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Query
 from starlette.responses import Response
 
+from app.agent.errors import InvalidRequest
 from app.api.deps import Asked
 from app.api.pages import Cursor, Limit, answer
 from app.api.schemas.requests import microseconds
-from app.sessions.audit import MessageFilter
-from app.sessions.views import message_view
+from app.sessions.audit import DecisionFilter, MessageFilter
+from app.sessions.views import decision_view, message_view
 
 Role = Literal["system", "user", "assistant", "tool"]
 Agent = Annotated[str | None, Query(description="Of this agent.")]
 Tool = Annotated[str | None, Query(description="Results of this tool.")]
 RunId = Annotated[str | None, Query(description="Of this run.")]
+Decision = Annotated[
+    str | None,
+    Query(description="Decisions instead of messages: `allow`, `deny`, `expired`, `block`, …; `any`: all of them."),
+]
 Since = Annotated[datetime | None, Query(description="From this time on (RFC 3339).")]
 Until = Annotated[datetime | None, Query(description="Before this time (RFC 3339).")]
 Order = Annotated[Literal["oldest", "newest"] | None, Query(description="Which come first.")]
@@ -85,6 +90,34 @@ async def messages(
     await asked.services.journal.settle()  # what has happened is to be in the answer
     page = await asked.services.audit.messages(asked.tenant, filters, cursor=paged.cursor, limit=paged.limit)
     shown: dict[str, Any] = {"items": [message_view(row) for row in page.items], "next": page.next}
+    if paged.count:
+        shown["count"] = await asked.services.audit.count(asked.tenant, filters)
+    return answer(shown)
+
+
+async def decisions(
+    asked: Asked, narrowed: Narrowed, paged: Paged, decision: str, *, session_id: str | None, run_id: str | None
+) -> Response:
+    """A page of decisions."""
+    given = narrowed.filters
+    if given.role is not None:
+        raise InvalidRequest(
+            "role is about messages and decision is not: leave one of them out",
+            errors=[{"at": "role", "message": "not with decision"}],
+        )
+    filters = DecisionFilter(
+        session_id=session_id,
+        run_id=run_id,
+        agent=given.agent,
+        tool=given.tool,
+        decision=None if decision == "any" else decision,
+        since=given.since,
+        until=given.until,
+        newest_first=narrowed.order != "oldest",
+    )
+    await asked.services.journal.settle()
+    page = await asked.services.audit.decisions(asked.tenant, filters, cursor=paged.cursor, limit=paged.limit)
+    shown: dict[str, Any] = {"items": [decision_view(row) for row in page.items], "next": page.next}
     if paged.count:
         shown["count"] = await asked.services.audit.count(asked.tenant, filters)
     return answer(shown)

@@ -10,7 +10,7 @@ from fastapi.dependencies.models import Dependant
 
 from app.agent.errors import InvalidRequest, Unsupported
 from app.api.auth import CALLER
-from app.sessions.access import ADMIN, READ, RUN, Caller
+from app.sessions.access import ADMIN, APPROVE, READ, RUN, Caller
 from app.sessions.services import Services
 
 LATER_PARAMETERS = frozenset({"text", "q", "decision"})  # of the audit trail (spec 12.4)
@@ -82,4 +82,5 @@ def _parameters(dependant: Dependant) -> list[str]:
 Reading = Annotated[Asked, Depends(_needs(READ))]
 Running = Annotated[Asked, Depends(_running)]
 Starting = Annotated[Asked, Depends(_starting)]
+Approving = Annotated[Asked, Depends(_needs(APPROVE))]
 Administering = Annotated[Asked, Depends(_needs(ADMIN))]

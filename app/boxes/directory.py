@@ -102,6 +102,19 @@ class Directory:
                 return path[len(below) :].strip("/") or "."
         raise OutsideBox(f"{shown(path)} is outside the workspace; give a path relative to the workspace")
 
+    def place(self, path: str) -> str | None:
+        """What a path really names, relative to the root, with every link on the way followed; what does not exist yet
+        stays as it is. None when it leads outside or cannot be a path. Only for decisions: it may change any time."""
+        root = self._roots[-1]
+        try:
+            real = os.path.realpath(os.path.join(root, self.relative(path)))
+        except (BoxError, OSError, ValueError):
+            return None
+        if real == root:
+            return "."
+        below = root.rstrip("/") + "/"
+        return real[len(below) :] if real.startswith(below) else None
+
     def open_file(self, path: str) -> int:
         """Open a regular file for reading and return its descriptor, which the caller closes.
 

@@ -14,8 +14,9 @@ from app.definitions.importpaths import read_import_path
 from app.definitions.limits import read_budget, read_dollars
 from app.definitions.policy import read_policy
 from app.definitions.reading import Reading, as_text, is_scalar, is_unset, shown
+from app.definitions.rules import read_definition_rules, read_denial, read_grant
 from app.definitions.surfaces import read_surfaces
-from app.definitions.toolnames import Grant, read_denied, read_tools, squeezed
+from app.definitions.toolnames import Denial, Grant, squeezed
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -38,8 +39,8 @@ FIELDS: Mapping[str, Field] = {
     **_spelled(Field(attribute="description", read=as_text)),
     **_spelled(Field(attribute="prompt", read=attributes.read_prompt)),
     **_spelled(Field(attribute="mode", read=attributes.read_mode, limits=True)),
-    **_spelled(Field(attribute="tools", read=read_tools, limits=True), "allowed_tools"),
-    **_spelled(Field(attribute="disallowed_tools", read=read_denied, limits=True), "denied_tools"),
+    **_spelled(Field(attribute="tools", read=read_grant, limits=True), "allowed_tools"),
+    **_spelled(Field(attribute="disallowed_tools", read=read_denial, limits=True), "denied_tools"),
     **_spelled(Field(attribute="model", read=attributes.read_model)),
     **_spelled(Field(attribute="temperature", read=attributes.read_temperature)),
     **_spelled(Field(attribute="effort", read=attributes.read_effort)),
@@ -57,6 +58,7 @@ FIELDS: Mapping[str, Field] = {
     **_spelled(Field(attribute="session_scope", read=attributes.read_session_scope, limits=True)),
     **_spelled(Field(attribute="inherit_context", read=attributes.read_inherit_context, limits=True)),
     **_spelled(Field(attribute="runner", read=read_import_path, limits=True)),
+    **_spelled(Field(attribute="permissions", read=read_definition_rules, limits=True), "permission"),
     **_spelled(Field(attribute="budget", read=read_budget, limits=True)),
     **{
         squeezed(name): Field(attribute="budget", read=read_dollars, limits=True)
@@ -74,8 +76,7 @@ LATER_KEYS: Mapping[str, frozenset[str]] = {
     **{
         squeezed(name): frozenset()
         for name in (
-            "hooks", "mcp_servers", "mcp_config", "skills", "permission", "permissions", "initial_prompt", "top_p",
-            "condenser",
+            "hooks", "mcp_servers", "mcp_config", "skills", "initial_prompt", "top_p", "condenser",
         )
     },
     **{squeezed(name): _FALSE for name in ("background", "detached", "disable", "readonly")},
@@ -155,10 +156,14 @@ def _read_field(reading: Reading, field: Field, key: str, value: Any, values: di
 def _merged(reading: Reading, values: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
     """Put together what two keys may say of one thing; where both speak, only what both allow is left."""
     grant: Grant | None = values.pop("tools", None)
+    denial: Denial = values.pop("disallowed_tools", None) or Denial(names=())
+    denied = tuple(dict.fromkeys((*(grant.denied if grant is not None else ()), *denial.names)))
+    if denied:
+        values["disallowed_tools"] = denied
+    if denial.limits or (grant is not None and grant.limits):
+        values["limits"] = (*(grant.limits if grant is not None else ()), *denial.limits)
     if grant is not None:
         values["tools"] = grant.names
-        if grant.denied:
-            values["disallowed_tools"] = tuple(dict.fromkeys((*grant.denied, *values.get("disallowed_tools", ()))))
         if grant.agents is not None:
             own = values.get("agents")
             allowed = frozenset(grant.agents if own is None else own)

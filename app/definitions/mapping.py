@@ -8,12 +8,14 @@ from typing import Any
 
 from app.agent.definition import AgentDefinition, AgentMode, InheritKind, SessionMode, SessionScope, Source
 from app.agent.errors import InvalidRequest, Unsupported
+from app.agent.permission_rules import Verdict
 from app.agent.policy import NO_POLICY
 from app.definitions.attributes import inherit_text
 from app.definitions.fields import assemble, build
 from app.definitions.limits import budget_mapping
 from app.definitions.policy import policy_mapping
 from app.definitions.reading import Level, Reading, deeper_than
+from app.definitions.rules import rules_mapping
 from app.definitions.surfaces import surface_mapping
 
 MAX_DEPTH = 50
@@ -64,8 +66,8 @@ def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
         "description": definition.description,
         "prompt": definition.prompt or None,
         "mode": None if definition.mode is AgentMode.SUBAGENT else definition.mode.value,
-        "tools": _listed(definition.tools),
-        "disallowed_tools": _listed(definition.disallowed_tools or None),
+        "tools": _granted(definition),
+        "disallowed_tools": [*definition.disallowed_tools, *_patterns(definition, Verdict.DENY)] or None,
         "model": definition.model,
         "temperature": definition.temperature,
         "effort": definition.effort,
@@ -79,6 +81,7 @@ def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
         "output_schema": None if definition.output_schema is None else dict(definition.output_schema),
         **_remembered(definition),
         "runner": definition.runner,
+        "permissions": None if definition.permissions is None else rules_mapping(definition.permissions),
         "budget": None if definition.budget is None else budget_mapping(definition.budget),
         "surfaces": None if definition.surfaces is None else [surface_mapping(s) for s in definition.surfaces],
         "agents": _listed(definition.agents),
@@ -98,6 +101,18 @@ def _remembered(definition: AgentDefinition) -> dict[str, str]:
     if definition.inherit_context.kind is not InheritKind.NONE:
         fields["inherit_context"] = inherit_text(definition.inherit_context)
     return fields
+
+
+def _granted(definition: AgentDefinition) -> list[str] | None:
+    """The whitelist as it was written: tools that are granted by patterns only, with those."""
+    if definition.tools is None:
+        return None
+    by_pattern = {rule.tool for rule in definition.limits if rule.effect is Verdict.ALLOW}
+    return [*(name for name in definition.tools if name not in by_pattern), *_patterns(definition, Verdict.ALLOW)]
+
+
+def _patterns(definition: AgentDefinition, effect: Verdict) -> list[str]:
+    return list(dict.fromkeys(str(rule) for rule in definition.limits if rule.effect is effect))
 
 
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.agent.definition import AgentDefinition, Source, Surface
 from app.agent.errors import InvalidRequest, Unsupported
+from app.agent.permission_rules import PermissionRule, PermissionRules, Scope, Verdict
 from app.agent.policy import NO_POLICY, BudgetLimits, PolicyFields
 from app.agent.texts import Texts
 from app.definitions.attributes import read_output_schema
@@ -15,8 +16,17 @@ from app.definitions.limits import read_budget
 from app.definitions.mapping import from_mapping, to_mapping
 from app.definitions.policy import read_policy
 from app.definitions.reading import MAX_NAMES, Level, Reading, too_many
+from app.definitions.rules import read_call, read_rule, read_rules
 from app.definitions.surfaces import read_surfaces
-from app.definitions.toolnames import AGENT, PER_AGENT_PREFIX, SURFACE_TOOLS, comes_later, mapped, squeezed
+from app.definitions.toolnames import (
+    AGENT,
+    PER_AGENT_PREFIX,
+    SURFACE_TOOLS,
+    comes_later,
+    is_delegation,
+    mapped,
+    squeezed,
+)
 from app.definitions.wording import read_texts
 
 INLINE = Source(kind="inline")
@@ -100,6 +110,25 @@ class DefinitionReader:
         surfaces = read_surfaces(reading, at, [s if isinstance(s, str) else dict(s) for s in data])
         _refuse(reading)
         return surfaces or ()
+
+    def permissions(self, data: Mapping[str, Any], at: str) -> PermissionRules | None:
+        """The permission rules of a session or call; None where they say nothing."""
+        reading = self._reading()
+        rules = read_rules(reading, at, dict(data), Scope.SESSION)
+        _refuse(reading)
+        return rules if rules is not None and (rules.rules or rules.default is not None) else None
+
+    def allowed(self, text: str) -> Sequence[PermissionRule]:
+        """The rule of an answer that holds for the session. Raises ValueError when it cannot be read any more."""
+        return read_rule(text, Verdict.ALLOW, self._known_tools)
+
+    def call(self, text: str, at: str) -> tuple[str, bool, dict[str, Any]]:
+        """A call that is written like a rule: our tool, whether it delegates, its arguments."""
+        try:
+            tool, arguments = read_call(text, self._known_tools)
+        except ValueError as error:
+            raise InvalidRequest(f"{at}: {error}", errors=[{"at": at, "message": str(error)}]) from None
+        return tool, is_delegation(tool), arguments
 
     def budget(self, data: Mapping[str, Any], at: str) -> BudgetLimits:
         """The limits of a budget."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.agent.definition import MAX_TOOL_NAME, normalised
+from app.agent.permission_rules import PermissionRule
 from app.definitions.reading import MAX_NAMES, Reading, is_flag, is_scalar, shown, split_at_commas, too_many, unique
 
 AGENT = "Agent"  # stands for the delegation tools of whatever surfaces apply (spec 7.2)
@@ -46,11 +47,23 @@ _EVERYTHING = frozenset({"*", "all", "all tools"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """What a `tools` key comes to: the whitelist, whom `Agent(…)` names (None: nobody in particular), what a map of
-    flags switches off."""
+    flags switches off, and with which patterns tools of the whitelist were named that stand there by no other way.
+    `limits` are the rules that these come to."""
 
     names: tuple[str, ...]
     agents: tuple[str, ...] | None = None
     denied: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    limits: tuple[PermissionRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denial:
+    """What a `disallowed_tools` key comes to: names, and patterns such as `Bash(rm *)`, with the rules of these."""
+
+    names: tuple[str, ...]
+    patterns: tuple[str, ...] = ()
+    limits: tuple[PermissionRule, ...] = ()
 
 
 def mapped(name: str, known: Iterable[str] | None = None) -> str:
@@ -110,22 +123,18 @@ def read_tools(reading: Reading, key: str, value: Any) -> Grant | None:
     return _granted(reading, key, pieces, denied=())
 
 
-def read_denied(reading: Reading, key: str, value: Any) -> tuple[str, ...]:
-    """The names that are taken away. Unknown ones stay in it, and a pattern takes its whole tool away: both are at
-    most too strict."""
+def read_denied(reading: Reading, key: str, value: Any) -> Denial:
+    """What is taken away. Unknown names stay in it: that is at most too strict."""
     pieces = _pieces(reading, key, value) or []
     known = reading.known_tools
     if any(piece.lower() in _EVERYTHING for piece in pieces):
-        return tuple(sorted(_OURS | (known or frozenset())))
-    names = [mapped(piece.partition("(")[0], known) for piece in pieces]
-    patterns = [piece for piece in pieces if "(" in piece]
-    if patterns:
-        reading.later(key, f"patterns come in a later version, the whole tools are taken away: {_listed(patterns)}")
-    if known is not None:
-        strange = [n for n in names if not (_is_known(n, known) or n in reading.agent_tools or "*" in n)]
-        if strange:
-            reading.remark(key, f"unknown tools: {_listed(strange)}")
-    return unique(names)
+        return Denial(names=tuple(sorted(_OURS | (known or frozenset()))))
+    names = [mapped(piece, known) for piece in pieces if "(" not in piece]
+    known = None if known is None else known | reading.agent_tools
+    strange = [] if known is None else [name for name in names if not _is_known(name, known) and "*" not in name]
+    if strange:
+        reading.remark(key, f"unknown tools: {_listed(strange)}")
+    return Denial(names=unique(names), patterns=tuple(piece for piece in pieces if "(" in piece))
 
 
 def _pieces(reading: Reading, key: str, value: Any) -> list[str] | None:
@@ -168,7 +177,9 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
     names: list[str] = []
     agents: list[str] = []
     limited = False
-    out: dict[str, list[str]] = {"later": [], "mcp": [], "pattern": [], "perhaps": [], "unknown": []}
+    patterns: list[tuple[str, str]] = []
+    whole: set[str] = set()  # named without a pattern, which then limits nothing
+    out: dict[str, list[str]] = {"later": [], "mcp": [], "perhaps": [], "unknown": []}
     for piece in pieces:
         name, bracket, inner = piece.partition("(")
         name = mapped(name.strip(), reading.known_tools)
@@ -177,9 +188,12 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
             if bracket and inner.strip(" )") != "*":
                 limited = True
                 agents.extend(split_at_commas(inner.strip().removesuffix(")")))
-        elif bracket:
-            out["pattern"].append(piece)
-        elif name.startswith("mcp__") and name not in (reading.known_tools or ()):
+            continue
+        if bracket:
+            patterns.append((name, piece))
+        else:
+            whole.add(name)
+        if name.startswith("mcp__") and name not in (reading.known_tools or ()):
             out["mcp"].append(name)
         elif reading.known_tools is None or _is_known(name, reading.known_tools) or name in reading.agent_tools:
             names.append(name)
@@ -196,7 +210,13 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
     if not names:
         reading.error(key, f"{key} names no tool that exists here; write [] for none, or leave the key out to inherit")
         return None
-    return Grant(names=unique(names), agents=unique(agents) if limited else None, denied=denied)
+    granted = set(names)
+    return Grant(
+        names=unique(names),
+        agents=unique(agents) if limited else None,
+        denied=denied,
+        patterns=tuple(piece for name, piece in patterns if name in granted and name not in whole),
+    )
 
 
 def _state(reading: Reading, key: str, out: dict[str, list[str]]) -> None:
@@ -205,8 +225,6 @@ def _state(reading: Reading, key: str, out: dict[str, list[str]]) -> None:
         state(key, f"tools that come in a later version: {_listed(out['later'])}")
     if out["mcp"]:
         reading.later(key, f"tools of MCP servers come in a later version: {_listed(out['mcp'])}")
-    if out["pattern"]:
-        reading.later(key, f"tools limited by a pattern come in a later version: {_listed(out['pattern'])}")
     if out["perhaps"]:
         then = "it is granted if an agent has it as its tool_name"
         reading.remark(key, f"there is no tool of the name {_listed(out['perhaps'])}; {then}")

@@ -39,6 +39,11 @@ class AnthropicChat:
         """Those of the profile."""
         return self._profile.prices
 
+    @property
+    def context_window(self) -> int | None:
+        """How many tokens a request and its reply may have together."""
+        return self._profile.context_window
+
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """One message, streamed; see `ChatModel`. A server that answers in one piece is accepted."""
         profile = self._profile

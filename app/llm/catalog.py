@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from app.agent.chat import ChatModel
-from app.agent.errors import InvalidRequest
+from app.agent.errors import InvalidRequest, SubagentdError
 from app.llm import local
 from app.llm.anthropic import ANTHROPIC_URL, AnthropicChat, is_anthropic
 from app.llm.http import Transport
@@ -20,6 +20,7 @@ from app.llm.openai import OpenAIChat
 from app.llm.profile import Profile
 from app.llm.script_files import ScriptFiles
 from app.llm.scripted import ScriptedChat
+from app.llm.tokens import ModelCounter, vocabulary
 
 OPENAI_URL = "https://api.openai.com/v1"
 _OPENAI_HOST = "https://api.openai.com/"
@@ -57,6 +58,7 @@ class Models:
         self._scripts = ScriptFiles(scripts_dir)
         self._transport = Transport()
         self._instances: OrderedDict[str, ChatModel] = OrderedDict()
+        self._counters: OrderedDict[str, ModelCounter] = OrderedDict()
         self._local: dict[str, LocalChat] = {}  # each holds a process: never dropped, few by construction
 
     def resolve(self, name: str | None) -> ChatModel:
@@ -82,6 +84,20 @@ class Models:
         if wanted is None:
             raise InvalidRequest(f"no model is configured: {_SET_ONE}", code="no_model")
         return self._profile(wanted)
+
+    def counter(self, name: str) -> ModelCounter:
+        """See `ModelCatalog`. What it has learned is kept as long as its model is."""
+        counter = self._counters.get(name)
+        if counter is None:
+            try:
+                model = self._profile(name).model
+            except SubagentdError:  # what is no model here has no vocabulary either
+                model = ""
+            counter = self._counters[name] = ModelCounter(vocabulary(model))
+            if len(self._counters) > MAX_INSTANCES:
+                self._counters.popitem(last=False)
+        self._counters.move_to_end(name)
+        return counter
 
     def listing(self) -> Sequence[Mapping[str, Any]]:
         """What can be named: `name`, `provider`, `model`, `tool_mode`, `context_window`, `prices`, `default`,
@@ -143,7 +159,7 @@ class Models:
         if profile.provider == "anthropic":
             return AnthropicChat(profile, self._transport)
         if profile.provider == "scripted":
-            return ScriptedChat(profile.name, self._scripts.load(profile.model), profile.prices)
+            return ScriptedChat(profile.name, self._scripts.load(profile.model), profile.prices, profile.context_window)
         return LocalChat(profile, self._transport)
 
     def _known(self) -> list[str]:

@@ -86,6 +86,11 @@ class LocalChat:
         """Those of the profile; nothing to pay where it sets none."""
         return self._profile.prices
 
+    @property
+    def context_window(self) -> int | None:
+        """That of the profile."""
+        return self._profile.context_window
+
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """See `ChatModel`. Raises `InvalidRequest` with code `model_unavailable` when engine or weights are missing."""
         async with self._slots:
@@ -110,6 +115,7 @@ class LocalServer:
         self._port = 0
         self._key = ""
         self._deaths = 0
+        self._reason = ""  # what the last one that did not start said
         self._lock = asyncio.Lock()
 
     @property
@@ -126,9 +132,11 @@ class LocalServer:
                 self._deaths += 1
             if self._process is None:
                 if self._deaths >= MAX_DEATHS:
+                    died = f"process died {self._deaths} times without an answer"
+                    reason = f" did not start: {self._reason}" if self._reason else f"'s {died}"
                     raise ModelError(
-                        f"the local model's process died {self._deaths} times without an answer; it is not started "
-                        "again: see whether memory is short, or name another model",
+                        f"the local model{reason}; it is not started again: see whether memory is short, or name "
+                        "another model",
                         code="model_unavailable",
                     )
                 await self._start()
@@ -183,10 +191,11 @@ class LocalServer:
                 f"the local model did not start within {START_S:g} s", code="model_timeout", retryable=True
             ) from error
         if "port" in said:
+            self._reason = ""
             return int(said["port"])
         self._deaths += 1
-        reason = said.get("error", "the process ended without a word")
-        raise ModelError(f"the local model did not start: {reason}", code="model_unavailable", retryable=True)
+        self._reason = str(said.get("error", "the process ended without a word"))
+        raise ModelError(f"the local model did not start: {self._reason}", code="model_unavailable", retryable=True)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -42,6 +42,11 @@ class OpenAIChat:
         """Those of the profile."""
         return self._profile.prices
 
+    @property
+    def context_window(self) -> int | None:
+        """That of the profile."""
+        return self._profile.context_window
+
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """One chat completion, streamed; see `ChatModel`. A server that answers in one piece is accepted."""
         profile = self._profile

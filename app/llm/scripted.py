@@ -47,12 +47,19 @@ Decide = Callable[[ChatRequest], Mapping[str, Any]]
 
 class ScriptedChat:
     """Plays a script (`ChatModel`): `parts` of a YAML file, or a function that returns turns. `prices`: what it claims
-    to cost; None: not known."""
+    to cost, `context_window`: how long a request it claims to take; None: not known."""
 
-    def __init__(self, name: str, script: tuple[Part, ...] | Decide, prices: Prices | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        script: tuple[Part, ...] | Decide,
+        prices: Prices | None = None,
+        context_window: int | None = None,
+    ) -> None:
         self._name = name
         self._script = script
         self._prices = prices
+        self._context_window = context_window
         self._failures: OrderedDict[bytes, int] = OrderedDict()
 
     @property
@@ -64,6 +71,11 @@ class ScriptedChat:
     def prices(self) -> Prices | None:
         """Those that it was given."""
         return self._prices
+
+    @property
+    def context_window(self) -> int | None:
+        """What it was given."""
+        return self._context_window
 
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """See `ChatModel`. Raises `ModelError`: what the script asks for, `script_exhausted`, `script_error`."""

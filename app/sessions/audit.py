@@ -41,6 +41,20 @@ class CallFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionFilter:
+    """Which decisions of rules, persons, clocks and hooks; like `MessageFilter`. `decision` None: all of them."""
+
+    session_id: str | None = None
+    run_id: str | None = None
+    agent: str | None = None
+    tool: str | None = None
+    decision: str | None = None
+    since: int | None = None
+    until: int | None = None
+    newest_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """Rows in order, and the cursor of the next page; None: these were the last."""
 
@@ -49,16 +63,21 @@ class Page:
 
 
 class AuditStore(Protocol):
-    """Reads messages and tool calls; every function takes the tenant. Keys of a record are the columns of its table,
-    times in µs. Raises `InvalidRequest` for a cursor that another question gave."""
+    """Reads messages, tool calls and decisions; every function takes the tenant. Keys of a record are the columns of
+    its table, times in µs. Raises `InvalidRequest` for a cursor that another question gave."""
 
     async def messages(
         self, tenant: str, filters: MessageFilter, *, cursor: str | None = None, limit: int = 50
     ) -> Page:
         """One page of messages."""
 
-    async def count(self, tenant: str, filters: MessageFilter) -> int:
-        """How many messages there are; `MAX_COUNT` stands for that many or more."""
+    async def decisions(
+        self, tenant: str, filters: DecisionFilter, *, cursor: str | None = None, limit: int = 50
+    ) -> Page:
+        """One page of decisions."""
+
+    async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> int:
+        """How many messages or decisions there are; `MAX_COUNT` stands for that many or more."""
 
     def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Record]]:
         """All messages in pages, each read when the one before it was taken."""

@@ -100,6 +100,7 @@ class Delegations:
         model = given.model or session.model
         own = None if given.budget is None else self._reader.budget(given.budget, "budget")
         schema = None if given.output_schema is None else self._reader.schema(given.output_schema, "output_schema")
+        rules = None if given.permissions is None else self._reader.permissions(given.permissions, "permissions")
         if definition.runner is None:
             self._models.resolve(definition.model or model)
         limits = [limits for limits in (definition.budget, policy.budget, own) if limits is not None]
@@ -128,6 +129,7 @@ class Delegations:
             model=model,
             thinking=session.thinking if given.thinking is None else given.thinking,
             parallel_tool_calls=session.parallel_tool_calls is not False,
+            permissions=self._sessions.policies.caller(session, rules),
             find=lambda name: self._roster.find(session, name),
         )
         return by, order

@@ -181,8 +181,8 @@ class Journal:
         scoped = stream.scopes.get(key)
         if scoped is None:
             scoped = stream.scopes[key] = scope_bytes(scope)
-        if step is not None and kind is events.STEP_COMPLETED and run is not None:
-            self._flush_texts(stream, run)
+        if run is not None and (kind is events.STEP_COMPLETED or kind is events.STEP_RETRIED):
+            self._flush_texts(stream, run)  # which a step that is tried again takes back as a whole
         event = Event(
             seq=seq,
             type=kind.name,
@@ -198,6 +198,7 @@ class Journal:
         )
         if kind.final:
             stream.scopes.pop(key, None)
+        if kind.final or kind is events.STEP_RETRIED:  # the texts of a step that is tried again start anew
             stream.texts.pop(key, None)
         self._push(stream, event)
         return event

@@ -74,6 +74,7 @@ class Opening:
 
     def _session(self, tenant: str, config: Mapping[str, Any], *, stored: bool, **fields: Any) -> Session:
         agents, surfaces, texts = config.get("agents"), config.get("surfaces"), config.get("texts")
+        rules = config.get("permissions")
         names, inline = self._agents(tenant, agents or (), stored=stored)
         return Session(
             tenant=tenant,
@@ -88,6 +89,7 @@ class Opening:
             budget=budget_of(self._reader, config.get("budget")),
             texts=self._texts if texts is None else self._reader.texts(texts, "texts", self._texts),
             default_subagent=config.get("default_subagent"),
+            permissions=None if rules is None else self._reader.permissions(rules, "permissions"),
             **fields,
         )
 
@@ -152,6 +154,7 @@ def config_of(given: SessionInput) -> dict[str, Any]:
         "budget": None if given.budget is None else dict(given.budget),
         "texts": given.texts if given.texts is None or isinstance(given.texts, str) else dict(given.texts),
         "default_subagent": given.default_subagent,
+        "permissions": None if given.permissions is None else dict(given.permissions),
     }
     return {key: value for key, value in config.items() if value is not None}
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.agent import events
+from app.agent.approvals import AnswerKind
 from app.agent.ids import new_id, now_us
 from app.agent.messages import NO_USAGE, Role, Usage
-from app.agent.runner import RESULT_HEAD, UNFINISHED, ended_payload
+from app.agent.runner import UNFINISHED, ended_payload
 from app.agent.runs import Run, RunOutcome, RunStatus, RunStore, Session, StopReason
+from app.agent.subagent_hooks import RESULT_HEAD
 from app.sessions.journal import Journal
 from app.wire import decode
 
@@ -49,7 +51,8 @@ class _Call:
 @dataclass(slots=True)
 class _Trace:
     """What the log says of one run that has not ended. `answered`: the usage of the steps that were completed;
-    `open`: of the one that was not, where at least the call was made. `started`: as a subagent, and not stopped."""
+    `open`: of the one that was not, where at least the call was made. `started`: as a subagent, and not stopped.
+    `questions`: what persons were asked and have not answered, with the step."""
 
     steps: int = 0
     answered: Usage = NO_USAGE
@@ -57,6 +60,7 @@ class _Trace:
     text: str = ""
     started: bool = False
     calls: dict[str, _Call] = field(default_factory=dict)
+    questions: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def usage(self) -> Usage:
@@ -79,6 +83,10 @@ class _Trace:
             if data.get("usage"):
                 self.open = Usage.from_dict(data["usage"])
             self._asked(step, data)
+        elif kind == "permission.requested":
+            self.questions[data["approval_id"]] = (step, data)
+        elif kind == "permission.resolved":
+            self.questions.pop(data.get("approval_id", ""), None)
         elif kind == "tool.result":
             self.calls.pop(data["call_id"], None)
         elif kind in ("tool.call", "tool.start") and (call := self.calls.get(data["call_id"])) is not None:
@@ -161,6 +169,8 @@ class Recovery:
         return traces
 
     def _interrupt(self, run: Run, row: Row, trace: _Trace, total: Usage) -> None:
+        for step, question in trace.questions.values():
+            self._journal.record(run, events.PERMISSION_RESOLVED, _withdrawn(question), step=step)
         for call in trace.calls.values():
             self._journal.record(run, events.TOOL_RESULT, _unfinished(run, call), step=call.step)
         if trace.started:
@@ -252,4 +262,22 @@ def _unfinished(run: Run, call: _Call) -> events.ToolResulted:
         duration_ms=0,
         length=None,
         arguments=None if call.called else call.raw,
+    )
+
+
+def _withdrawn(question: Row) -> events.PermissionResolved:
+    """That nobody waits for this answer any more."""
+    return events.PermissionResolved(
+        approval_id=question["approval_id"],
+        call_id=question["call_id"],
+        tool=question["tool"],
+        digest=question["digest"],
+        decision=AnswerKind.CANCELLED.value,
+        kind="cancelled",
+        by=None,
+        rule=None,
+        scope=None,
+        owner=None,
+        reason=INTERRUPTED.message,
+        arguments=None,
     )

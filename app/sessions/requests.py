@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from app.agent.definition import AgentDefinition, Surface
+from app.agent.permission_rules import PermissionRule, PermissionRules
 from app.agent.policy import NO_POLICY, BudgetLimits, PolicyFields
 from app.agent.texts import Texts
 
@@ -31,6 +32,7 @@ class SessionInput:
     budget: Mapping[str, Any] | None = None
     texts: str | Mapping[str, Any] | None = None
     default_subagent: str | None = None
+    permissions: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class DelegationInput:
     thinking: bool | None = None
     output_schema: Mapping[str, Any] | None = None
     budget: Mapping[str, Any] | None = None
+    permissions: Mapping[str, Any] | None = None
     session_key: str | None = None
     texts: str | Mapping[str, Any] | None = None
     workspace: str = ""
@@ -101,6 +104,15 @@ class AgentReader(Protocol):
 
     def surfaces(self, data: Sequence[str | Mapping[str, Any]], at: str) -> tuple[Surface, ...]:
         """Delegation surfaces."""
+
+    def permissions(self, data: Mapping[str, Any], at: str) -> PermissionRules | None:
+        """The permission rules of a session or call; None where they say nothing."""
+
+    def allowed(self, text: str) -> Sequence[PermissionRule]:
+        """The rule of an answer that holds for the session. Raises ValueError when it cannot be read any more."""
+
+    def call(self, text: str, at: str) -> tuple[str, bool, dict[str, Any]]:
+        """A call that is written like a rule: our tool, whether it delegates, its arguments."""
 
     def budget(self, data: Mapping[str, Any], at: str) -> BudgetLimits:
         """The limits of a budget."""

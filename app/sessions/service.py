@@ -29,8 +29,10 @@ from app.agent.runs import (
 )
 from app.agent.supervisor import RunSupervisor
 from app.sessions.feed import View
+from app.sessions.inbox import Inbox
 from app.sessions.journal import TAKE_S, Journal
 from app.sessions.opening import Opening, checked_agents, config_of
+from app.sessions.policies import Policies
 from app.sessions.requests import RunInput, SessionInput
 from app.sessions.views import run_view, session_view, tree_view
 
@@ -76,6 +78,8 @@ class Sessions:
         models: ModelCatalog,
         opening: Opening,
         defaults: Defaults,
+        inbox: Inbox,
+        policies: Policies,
     ) -> None:
         self._supervisor = supervisor
         self._journal = journal
@@ -85,6 +89,8 @@ class Sessions:
         self._models = models
         self._opening = opening
         self._defaults = defaults
+        self._inbox = inbox
+        self.policies = policies
         self._known: OrderedDict[str, Session | None] = OrderedDict()  # None: it was deleted
         self.stopping = False
 
@@ -176,6 +182,7 @@ class Sessions:
         if not self._supervisor.knows(session.id):
             await self._journal.flush(TAKE_S)  # what the counters are read from
             counters = await self._counters(session)
+            await self._inbox.restore(session)
         # Last, and nothing is awaited between this and `work`: whoever leaves meanwhile lets the numbers be forgotten.
         await self._journal.open(session.tenant, session.id)
         with self._supervisor.work(session, counters):
@@ -220,6 +227,7 @@ class Sessions:
         await self._journal.flush(TAKE_S)
         self._supervisor.forget(session_id)
         self._journal.recent.forget(session_id)
+        self._inbox.forget(session_id)
 
     async def cancel_session(self, tenant: str, session_id: str) -> dict[str, Any]:
         """Stop everything in a session; answers which runs this stopped."""
@@ -296,6 +304,7 @@ class Sessions:
             timeout_ms=given.timeout_ms,
             budgets=tuple(limits for limits in bounds if limits is not None),
             output_schema=definition.output_schema if schema is None else schema,
+            permissions=self.policies.lead(session, definition),
         )
         if definition.runner is None:
             self._models.resolve(chosen_model)

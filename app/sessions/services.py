@@ -18,7 +18,9 @@ from app.agent.tools import ToolRegistry
 from app.sessions.access import Access
 from app.sessions.audit import AuditStore
 from app.sessions.delegations import Delegations
+from app.sessions.explaining import Explaining
 from app.sessions.feed import EventFeed
+from app.sessions.inbox import Inbox
 from app.sessions.journal import Journal
 from app.sessions.service import Sessions
 from app.sessions.tenant_agents import TenantAgents
@@ -48,6 +50,8 @@ class Services:
     sessions: Sessions
     delegations: Delegations
     feed: EventFeed
+    inbox: Inbox
+    explaining: Explaining
     audit: AuditStore
     access: Access
     agents: TenantAgents

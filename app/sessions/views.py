@@ -178,3 +178,24 @@ def message_view(row: Row) -> dict[str, Any]:
         "metadata": row["metadata"],
         "ts": moment(row["ts"]),
     }
+
+
+def approval_view(row: Row) -> dict[str, Any]:
+    """A permission request. `arguments` are what was asked about, `edited_arguments` what a person made of them."""
+    names = (
+        "id", "session_id", "run_id", "agent", "name", "depth", "path", "call_id", "tool", "arguments",
+        "edited_arguments", "rule", "scope", "owner", "reason", "suggested_rule", "status", "decision", "decided_by",
+        "message",
+    )  # fmt: skip
+    times = ("requested_at", "expires_at", "decided_at")
+    shown = {name: row[name] for name in names} | {"digest": row["arguments_digest"].hex()}
+    return shown | {name: moment(row[name]) for name in times}
+
+
+def decision_view(row: Row) -> dict[str, Any]:
+    """A decision of a rule, a person, the clock or a hook, with its provenance."""
+    names = (
+        "seq", "session_id", "run_id", "agent", "name", "depth", "step", "type", "decision", "kind", "tool", "call_id",
+        "rule", "scope", "owner", "decided_by", "hook", "reason", "digest", "approval_id",
+    )  # fmt: skip
+    return {name: row[name] for name in names} | {"ts": moment(row["ts"])}

@@ -1,4 +1,4 @@
-"""Reads the audit trail back: messages and tool calls in filtered pages (`AuditStore`)."""
+"""Reads the audit trail back: messages, tool calls and decisions in filtered pages (`AuditStore`)."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields, replace
@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import Table
 
-from app.sessions.audit import CallFilter, MessageFilter, Page, Record
+from app.sessions.audit import CallFilter, DecisionFilter, MessageFilter, Page, Record
 from app.store.cursors import MAX_INT
 from app.store.pages import Order, Question, question
 from app.store.reader import Reader
-from app.store.tables import messages, tool_calls
+from app.store.tables import decisions, messages, tool_calls
 
 EXPORT_PAGE = 500
 
@@ -27,6 +27,12 @@ CALL_ORDERS = (
     Order(name="session", equal=("session_id",), key=("seq",)),
     Order(name="tool", equal=("tool",), key=("ts", "id")),
     Order(name="id", equal=(), key=("id",)),  # ids are in the order of time
+)
+DECISION_ORDERS = (
+    Order(name="run", equal=("run_id",), key=("seq",)),
+    Order(name="session", equal=("session_id",), key=("seq",)),
+    Order(name="decision", equal=("decision",), key=("ts", "session_id", "seq")),
+    Order(name="time", equal=(), key=("ts", "session_id", "seq")),
 )
 
 
@@ -46,10 +52,19 @@ class SqlAuditStore:
         """One page of tool calls."""
         return await self._page(tool_calls, CALL_ORDERS, tenant, filters, cursor, limit)
 
-    async def count(self, tenant: str, filters: MessageFilter) -> int:
-        """How many messages there are, at most `MAX_COUNT`."""
+    async def decisions(
+        self, tenant: str, filters: DecisionFilter, *, cursor: str | None = None, limit: int = 50
+    ) -> Page:
+        """One page of decisions."""
+        return await self._page(decisions, DECISION_ORDERS, tenant, filters, cursor, limit)
+
+    async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> int:
+        """How many messages or decisions there are, at most `MAX_COUNT`."""
         given = _given(filters)
-        asked = question(messages, MESSAGE_ORDERS, given, filters.newest_first)
+        if isinstance(filters, DecisionFilter):
+            asked = question(decisions, DECISION_ORDERS, given, filters.newest_first)
+        else:
+            asked = question(messages, MESSAGE_ORDERS, given, filters.newest_first)
         row = await self._reader.row(asked.count(), {"tenant": tenant, **given})
         return 0 if row is None else int(row["count"])
 
@@ -69,7 +84,7 @@ class SqlAuditStore:
         table: Table,
         orders: Sequence[Order],
         tenant: str,
-        filters: MessageFilter | CallFilter,
+        filters: MessageFilter | CallFilter | DecisionFilter,
         cursor: str | None,
         limit: int,
     ) -> Page:
@@ -85,7 +100,7 @@ class SqlAuditStore:
         return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1]))
 
 
-def _given(filters: MessageFilter | CallFilter) -> dict[str, Any]:
+def _given(filters: MessageFilter | CallFilter | DecisionFilter) -> dict[str, Any]:
     """The filters that were set; times that no column can hold stand at its ends."""
     names = (field.name for field in fields(filters) if field.name != "newest_first")
     given = {name: value for name in names if (value := getattr(filters, name)) is not None}

@@ -91,6 +91,8 @@ def _conditions(asked: Question) -> list[ColumnElement[bool]]:
     conditions += [table.c[name] == bindparam(name) for name in order.equal]
     for name in sorted(asked.given - set(order.equal) - set(_TIMES)):
         conditions.append(func.coalesce(table.c[name], "") == bindparam(name))
+    if asked.given.isdisjoint(_TIMES):
+        return conditions
     by_time = order.key[0] == "ts"
     moment: ColumnElement[int] = table.c.ts if by_time else func.coalesce(table.c.ts, 0)
     # Behind a cursor the key bounds that side more tightly; a second bound could be the one that the index is

@@ -1,4 +1,4 @@
-"""The only place that turns events into session, memory, run, handoff, message and tool-call rows.
+"""The only place that turns events into session, memory, run, handoff, message, tool-call, approval and decision rows.
 
 Gathers the rows of one batch and merges them: a run that starts and ends within a batch is one insert. Knows no SQL;
 `statements.py` carries the rows into the database. Payloads come without their None values (`wire.encode_payload`).
@@ -12,11 +12,11 @@ import msgspec
 from app.agent.events import FINAL_TYPES, Event
 from app.agent.messages import Role
 from app.agent.runs import FINAL_STATUSES, HandoffStatus, Run, RunStatus
+from app.store import approval_rows
+from app.store.approval_rows import MAX_NAME
 
 Row = dict[str, Any]
 Key = tuple[str, str]  # tenant, id
-
-MAX_NAME = 256  # characters of a tool name that a model made up; PostgreSQL indexes no text over 2,700 bytes
 
 _FINAL = frozenset(str(status) for status in FINAL_STATUSES)
 
@@ -24,20 +24,21 @@ _FINAL = frozenset(str(status) for status in FINAL_STATUSES)
 class Projection:
     """The rows that one batch of events leads to.
 
-    `sessions`, `runs`, `handoffs`, `calls` and `messages` are new rows; `memories` are inserted or moved on;
-    `results` are calls that are inserted or completed. What ends in `_changes` are columns of rows that an earlier
-    batch stored. `erased`: sessions whose rows up to that event number are removed.
+    `sessions`, `runs`, `handoffs`, `calls`, `messages`, `approvals` and `decisions` are new rows; `memories` are
+    inserted or moved on; `results` are calls that are inserted or completed. What ends in `_changes` are columns of
+    rows that an earlier batch stored. `erased`: sessions whose rows up to that event number are removed.
     """
 
     __slots__ = (
-        "call_changes", "calls", "erased", "handoff_changes", "handoffs", "memories", "messages", "results",
-        "run_changes", "runs", "session_changes", "sessions",
+        "approval_changes", "approvals", "call_changes", "calls", "decisions", "erased", "handoff_changes", "handoffs",
+        "memories", "memory_changes", "messages", "results", "run_changes", "runs", "session_changes", "sessions",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.sessions: dict[Key, Row] = {}
         self.session_changes: dict[Key, Row] = {}
         self.memories: dict[Key, Row] = {}
+        self.memory_changes: dict[Key, Row] = {}
         self.runs: dict[Key, Row] = {}
         self.run_changes: dict[Key, Row] = {}
         self.handoffs: dict[Key, Row] = {}
@@ -46,6 +47,9 @@ class Projection:
         self.calls: dict[Key, Row] = {}
         self.call_changes: dict[Key, Row] = {}
         self.results: dict[Key, Row] = {}
+        self.approvals: dict[Key, Row] = {}
+        self.approval_changes: dict[Key, Row] = {}
+        self.decisions: list[Row] = []
         self.erased: dict[Key, int] = {}
 
     def add(self, event: Event) -> None:
@@ -84,6 +88,9 @@ class Projection:
                 "name": event.run.name if event.run is not None else None,
                 "next_turn": turn,
                 "next_seq": seq,
+                "summary": None,
+                "summary_from": None,
+                "shortened": None,
                 "created_at": event.ts,
             }
             return
@@ -246,6 +253,15 @@ def _message(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None
     rows.touch_memory(event, payload["memory_id"], row["agent"], turn=payload["turn"] + 1, seq=after)
 
 
+def _compaction(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
+    """How the memory is gone on with; of an earlier time nothing is left but the event."""
+    rows.memory_changes[(event.tenant, _run_of(event).memory_id)] = {
+        "summary": payload.get("summary"),
+        "summary_from": payload["kept_from"],
+        "shortened": _some(payload, "task", "untold", "cuts", "note"),
+    }
+
+
 _NEW_CALL: Row = {
     "arguments": "", "status": "pending", "read_only": None, "is_error": False, "message_id": None, "result_seq": None,
     "started_at": None, "ended_at": None, "duration_ms": None,
@@ -330,6 +346,27 @@ def _handoff_end(rows: Projection, event: Event, payload: Mapping[str, Any]) -> 
         row.update(values)
 
 
+# ── questions and decisions ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _permission_requested(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
+    rows.approvals[(event.tenant, payload["approval_id"])] = approval_rows.requested(event, payload)
+
+
+def _permission_resolved(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
+    rows.decisions.append(approval_rows.decided(event, payload))
+    if "approval_id" in payload:
+        key = (event.tenant, payload["approval_id"])
+        row = rows.approvals.get(key)
+        if row is None:
+            row = rows.approval_changes.setdefault(key, {})
+        row |= approval_rows.settled(event, payload)
+
+
+def _hook_decision(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
+    rows.decisions.append(approval_rows.decided(event, payload))
+
+
 _HANDLERS: Mapping[str, Callable[[Projection, Event, Mapping[str, Any]], None]] = {
     "session.created": _session_created,
     "session.updated": _session_updated,
@@ -341,9 +378,13 @@ _HANDLERS: Mapping[str, Callable[[Projection, Event, Mapping[str, Any]], None]] 
     "run.resumed": _run_resumed,
     **dict.fromkeys(FINAL_TYPES, _run_ended),
     "message": _message,
+    "compaction": _compaction,
     "tool.call": _tool_call,
     "tool.start": _tool_start,
     "tool.result": _tool_result,
     "handoff.start": _handoff_start,
     "handoff.end": _handoff_end,
+    "permission.requested": _permission_requested,
+    "permission.resolved": _permission_resolved,
+    "hook.decision": _hook_decision,
 }

@@ -34,6 +34,7 @@ from app.store.tables import (
     api_keys,
     approvals,
     artifacts,
+    decisions,
     events,
     handoffs,
     idempotency_keys,
@@ -47,7 +48,8 @@ from app.store.tables import (
     tool_calls,
 )
 
-_TABLES = {table.name: table for table in (events, sessions, memories, runs, handoffs, messages, tool_calls)}
+_PROJECTED = (events, sessions, memories, runs, handoffs, messages, tool_calls, approvals, decisions)
+_TABLES = {table.name: table for table in _PROJECTED}
 _JSON = {
     name: tuple(column.name for column in table.c if isinstance(column.type, Json)) for name, table in _TABLES.items()
 }
@@ -55,7 +57,9 @@ _RESULT = ("status", "is_error", "message_id", "result_seq", "ended_at", "durati
 # What is written without an event; the other tables belong to the projection.
 _LONE = {table.name: table for table in (agents, api_keys, artifacts, idempotency_keys, notes, tenants)}
 # What a deleted session leaves behind nothing of, with the column that holds the number of the event.
-_ERASED = ((messages, "seq"), (tool_calls, "seq"), (runs, "first_seq"), (handoffs, "start_seq"))
+_ERASED = (
+    (messages, "seq"), (tool_calls, "seq"), (decisions, "seq"), (runs, "first_seq"), (handoffs, "start_seq"),
+)  # fmt: skip
 _ERASED_WHOLE = (memories, approvals, notices, artifacts, notes)
 
 
@@ -68,10 +72,14 @@ def store_rows(connection: Connection, rows: Projection, event_rows: Sequence[Ro
     _execute(connection, _insert, "handoffs", rows.handoffs.values())
     _execute(connection, _insert, "messages", rows.messages)
     _execute(connection, _insert, "tool_calls", rows.calls.values())
+    _execute(connection, _insert, "approvals", rows.approvals.values())
+    _execute(connection, _insert, "decisions", rows.decisions)
     _change(connection, "sessions", rows.session_changes)
+    _change(connection, "memories", rows.memory_changes)
     _change(connection, "runs", rows.run_changes)
     _change(connection, "handoffs", rows.handoff_changes)
     _change(connection, "tool_calls", rows.call_changes)
+    _change(connection, "approvals", rows.approval_changes)
     _execute(connection, _results, "tool_calls", rows.results.values())
     for (tenant, session_id), upto in rows.erased.items():
         _erase(connection, tenant, session_id, upto)
@@ -117,7 +125,8 @@ def _update(_new: Callable[[Table], Any], table: Table, columns: tuple[str, ...]
     same = and_(table.c.tenant_id == bindparam("old_tenant"), table.c.id == bindparam("old_id"))
     statement = update(table).where(same).values({column: bindparam(column) for column in columns})
     # The second net under "one final state": a row that is final is not changed any more.
-    return statement.where(table.c.ended_at.is_(None)) if table in (runs, handoffs) else statement
+    final = {runs: runs.c.ended_at, handoffs: handoffs.c.ended_at, approvals: approvals.c.decided_at}.get(table)
+    return statement if final is None else statement.where(final.is_(None))
 
 
 def _memories(new: Callable[[Table], Any], table: Table, columns: tuple[str, ...]) -> Any:
@@ -157,10 +166,25 @@ _hand_over = (
 )
 
 
+# Before that: a summary may tell of what is erased, wherever it was made. What is left of the memory is gone on with.
+_mine = select(messages.c.memory_id).where(
+    messages.c.tenant_id == bindparam("tenant"),
+    messages.c.session_id == bindparam("session"),
+    messages.c.seq < bindparam("upto"),
+)
+_forget_summaries = (
+    update(memories)
+    .where(memories.c.tenant_id == bindparam("tenant"), memories.c.id.in_(_mine))
+    .where(memories.c.summary_from.is_not(None))
+    .values(summary=None, summary_from=None, shortened=None)
+)
+
+
 def _erase(connection: Connection, tenant: str, session_id: str, upto: int) -> None:
     """Remove what a deleted session said and did before event `upto`; the digests of its events stay."""
     before = and_(events.c.tenant_id == tenant, events.c.session_id == session_id, events.c.seq < upto)
     connection.execute(update(events).where(before).values(data=None))
+    connection.execute(_forget_summaries, {"tenant": tenant, "session": session_id, "upto": upto})
     for table, seq in _ERASED:
         mine = and_(table.c.tenant_id == tenant, table.c.session_id == session_id, table.c[seq] < upto)
         connection.execute(delete(table).where(mine))

@@ -6,11 +6,12 @@ tenant, and every index begins with it.
 
 from sqlalchemy import Index, Table
 
+from app.store.approval_tables import approvals, decisions
 from app.store.columns import big, blob, flag, json, key, metadata, number, partial, row_id, tenant, text
 
 __all__ = [
-    "agents", "api_keys", "approvals", "artifacts", "events", "handoffs", "idempotency_keys", "memories", "messages",
-    "metadata", "notes", "notices", "runs", "sessions", "tenants", "tool_calls",
+    "agents", "api_keys", "approvals", "artifacts", "decisions", "events", "handoffs", "idempotency_keys", "memories",
+    "messages", "metadata", "notes", "notices", "runs", "sessions", "tenants", "tool_calls",
 ]  # fmt: skip
 
 # ── what events are projected to ────────────────────────────────────────────────────────────────────────────────
@@ -64,6 +65,9 @@ memories = Table(
     text("name", null=True),
     number("next_turn"),
     number("next_seq"),
+    text("summary", null=True),  # of what a shortened working context does not hold; see `Shortened`
+    number("summary_from", null=True),  # null: the context is all that was said
+    json("shortened"),
     big("created_at"),
     key("id"),
     Index("ix_memories_session", "tenant_id", "session_id"),
@@ -217,32 +221,6 @@ tool_calls = Table(
     Index("ix_tool_calls_session", "tenant_id", "session_id", "seq"),
     Index("ix_tool_calls_run", "tenant_id", "run_id", "seq"),
     Index("ix_tool_calls_tool", "tenant_id", "tool", "ts", "id"),
-)
-
-approvals = Table(
-    "approvals",
-    metadata,
-    tenant(),
-    text("id"),
-    text("session_id"),
-    text("run_id"),
-    text("call_id"),
-    number("epoch"),
-    text("tool"),
-    text("arguments"),
-    blob("arguments_digest"),
-    text("rule", null=True),
-    text("suggested_rule", null=True),
-    text("status"),
-    text("decision", null=True),
-    text("decided_by", null=True),
-    text("message", null=True),
-    big("requested_at"),
-    big("expires_at", null=True),
-    big("decided_at", null=True),
-    key("id"),
-    Index("ix_approvals_session", "tenant_id", "session_id", "requested_at"),
-    Index("ix_approvals_status", "tenant_id", "status", "requested_at"),
 )
 
 notices = Table(

@@ -1,12 +1,13 @@
 """`glob` and `grep`: find names and lines in the workspace, within bounds of entries, bytes and time.
 
-Links are never followed on the way down, so that nothing outside is found and no circle is walked.
+Links are never followed on the way down, so that nothing outside is found and no circle is walked. What the run may not
+read is left out (`ToolContext.conceals`).
 """
 
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,15 +58,45 @@ def _printable(path: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def _walk(directory: Directory, base: str, pattern: Pattern | None, effort: Effort) -> Iterator[Entry]:
-    """What is below `base`, without ignored directories and those that can hold no match of `pattern`."""
+Conceals = Callable[[str], bool] | None
+
+
+def _walk(
+    directory: Directory, base: str, pattern: Pattern | None, effort: Effort, conceals: Conceals
+) -> Iterator[Entry]:
+    """What is below `base`, without ignored directories, those that can hold no match of `pattern`, and what is
+    concealed."""
     named = pattern.literal_names if pattern else frozenset[str]()
+    hidden = None if conceals is None else _Hidden(directory, base, conceals)
 
     def descend(path: str) -> bool:
         name = path.rpartition("/")[2]
-        return (name not in IGNORED or name in named) and (pattern is None or pattern.may_hold(path))
+        if (name in IGNORED and name not in named) or (pattern is not None and not pattern.may_hold(path)):
+            return False
+        return hidden is None or not hidden.at(path)
 
-    return directory.walk(base, descend=descend, more=effort.more)
+    walked = directory.walk(base, descend=descend, more=effort.more)
+    return walked if hidden is None else (entry for entry in walked if not hidden.holds(entry))
+
+
+class _Hidden:
+    """What of the entries below `base` is concealed; links also when what they lead to is."""
+
+    def __init__(self, directory: Directory, base: str, conceals: Callable[[str], bool]) -> None:
+        place = directory.place(base)
+        self._directory, self._conceals = directory, conceals
+        self._prefix = "" if place in (None, ".") else f"{place}/"
+
+    def at(self, path: str) -> bool:
+        """Whether what has this path below `base` is concealed, and with it all below."""
+        return self._conceals(self._prefix + path)
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether a found entry is."""
+        if self.at(entry.path):
+            return True
+        place = self._directory.place(self._prefix + entry.path) if entry.kind is Kind.LINK else None
+        return place is not None and self._conceals(place)
 
 
 class Glob:
@@ -103,12 +134,12 @@ class Glob:
             with model_readable(path):
                 directory = self._directories.get(context.workspace)
                 effort = Effort(stop, seconds=SEARCH_SECONDS, entries=MAX_ENTRIES)
-                return _list_paths(directory, path, pattern, effort)
+                return _list_paths(directory, path, pattern, effort, context.conceals)
 
         return ToolResult(content=await interruptible(self._threads, work))
 
 
-def _list_paths(directory: Directory, path: str, pattern: str, effort: Effort) -> str:
+def _list_paths(directory: Directory, path: str, pattern: str, effort: Effort, conceals: Conceals) -> str:
     if pattern.startswith("/"):  # an absolute pattern begins in the workspace, whatever `path` says
         path, pattern = ".", directory.relative(pattern)
     base = directory.relative(path)
@@ -116,7 +147,7 @@ def _list_paths(directory: Directory, path: str, pattern: str, effort: Effort) -
     glob = _pattern(pattern)
     found: list[str] = []
     notes = []
-    for entry in _walk(directory, base, glob, effort):
+    for entry in _walk(directory, base, glob, effort, conceals):
         line = _listed(directory, prefix, entry) if glob.matches(entry.path) else None
         if line is None:
             continue
@@ -210,13 +241,15 @@ class Grep:
             with model_readable(path):
                 directory = self._directories.get(context.workspace)
                 effort = Effort(stop, seconds=SEARCH_SECONDS, entries=MAX_ENTRIES)
-                _search(directory, path, arguments, hits, effort)
+                _search(directory, path, arguments, hits, effort, context.conceals)
                 return _report(hits, effort)
 
         return ToolResult(content=await interruptible(self._threads, work))
 
 
-def _search(directory: Directory, path: str, arguments: Mapping[str, Any], hits: _Hits, effort: Effort) -> None:
+def _search(
+    directory: Directory, path: str, arguments: Mapping[str, Any], hits: _Hits, effort: Effort, conceals: Conceals
+) -> None:
     try:
         expression = compiled(arguments["pattern"], ignore_case=arguments.get("ignore_case", False))
     except ValueError as error:
@@ -232,7 +265,7 @@ def _search(directory: Directory, path: str, arguments: Mapping[str, Any], hits:
     if kind is not Kind.DIRECTORY:
         raise ToolError(f"{shown(path)} is a {kind.value}; grep searches files and directories")
     prefix = "" if base == "." else base + "/"
-    for entry in _walk(directory, base, wanted, effort):
+    for entry in _walk(directory, base, wanted, effort, conceals):
         if entry.kind is Kind.FILE and (wanted is None or wanted.matches(entry.path)):
             _search_file(directory, prefix + entry.path, expression, hits, effort)
         if hits.matches >= hits.limit or not effort.in_time():

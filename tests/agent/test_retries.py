@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.agent.orders import Pacing
+from app.agent.patience import Patience
 from app.agent.runs import HandoffStatus
 from app.agent.tools import ToolContext
 from tests.agent.handoff_events import kinds, told
@@ -181,7 +182,8 @@ async def test_before_each_attempt_there_is_a_pause_that_knows_how_often_it_was_
 async def test_no_attempt_begins_after_the_deadline_and_nobody_waits_for_one_that_cannot(
     tmp_path: Path, error: dict[str, Any], pacing: Pacing, policy: dict[str, Any]
 ) -> None:
-    async with world(tmp_path, pacing=pacing) as w:
+    patience = Patience(retries=0, max_wait_ms=1)  # the lead asks the same model, and waits at its gate
+    async with world(tmp_path, pacing=pacing, patience=patience) as w:
         plan = task({"calls": [ask(task({"error": error}))]}, "end")
         row = await w.finished(await w.run(plan, policy={"max_retries": 9, **policy}))
         end = await ended(w, row["session_id"])

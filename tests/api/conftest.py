@@ -33,6 +33,10 @@ agents:
   - when: {system_contains: "You are steady"}
     turns:
       - {text: "0123456789", chunks: 10, delay_ms: 100}
+  - when: {system_contains: "You are asker"}
+    turns:
+      - {calls: [{tool: read_file, arguments: {path: "notes.md"}}]}
+      - {text: "Asked."}
   - turns: [{text: "Answer to {{ task }}.", repeat: true}]
 """
 AGENTS = [
@@ -41,6 +45,7 @@ AGENTS = [
     agent("looker", tools=["glob"]),
     agent("slow", mode="all", tools=[]),
     agent("steady", mode="all", tools=[]),
+    agent("asker", mode="all", tools=["read_file"]),
 ]
 
 
@@ -51,9 +56,14 @@ def body(name: str, text: str = "Hi", **fields: object) -> dict[str, object]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    """A server without keys, with the script above, whose streams ping soon."""
+    """A server without keys, with the script above, whose streams ping soon; who reads a file is asked about it."""
     folder = tmp_path_factory.mktemp("service")
-    env = {**script(folder, PLAY), "SUBAGENTD_STREAM__HEARTBEAT_S": "0.2", "SUBAGENTD_HTTP__GRACE_S": "0.1"}
+    env = {
+        **script(folder, PLAY),
+        "SUBAGENTD_STREAM__HEARTBEAT_S": "0.2",
+        "SUBAGENTD_HTTP__GRACE_S": "0.1",
+        "SUBAGENTD_PERMISSIONS__RULES__ASK": '["read_file"]',
+    }
     async with serving(folder, env=env) as running:
         yield running
 

@@ -136,7 +136,7 @@ async def test_what_there_is_can_be_asked_for(tmp_path: Path) -> None:
         assert tools["read_file"]["parameters"]["type"] == "object"
         models = {model["name"] for model in (await http.get("/v1/models")).json()["items"]}
         assert "scripted:echo" in models
-        for later in ("/v1/skills", "/v1/tasks", "/v1/permissions", "/v1/artifacts/art_x"):
+        for later in ("/v1/skills", "/v1/tasks", "/v1/artifacts/art_x"):
             assert (await http.get(later)).status_code == 404
 
 

@@ -1,5 +1,6 @@
 """The documentation is true: every real answer fits its model, and the event schemas fit every real frame."""
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,17 +63,30 @@ def check(document: Mapping[str, Any], operation: Mapping[str, Any], answer: htt
     jsonschema_rs.Draft202012Validator(whole).validate(answer.json())
 
 
-@pytest.mark.spec("14.1", "14.2", "14.4", "14.6", "14.7", "14.8", "14.9", "14.12", "14.14", "14.15", "14.16", "14.17")
+async def asked(http: httpx.AsyncClient, session_id: str) -> str:
+    """Wait until a session's stream has shown a question; its id."""
+    async with http.stream("GET", f"/v1/sessions/{session_id}/events", headers=SSE) as stream:
+        async for line in stream.aiter_lines():
+            if line.startswith("data: ") and "approval_id" in line:
+                return str(json.loads(line[6:])["data"]["approval_id"])
+    raise AssertionError("the stream ended before a question")
+
+
+@pytest.mark.spec(
+    "14.1", "14.2", "14.4", "14.6", "14.7", "14.8", "14.9", "14.11", "14.12", "14.14", "14.15", "14.16", "14.17"
+)
 async def test_every_answer_is_documented_to_the_last_field(http: httpx.AsyncClient) -> None:
     document = await openapi(http)
     run = await ended_run(http)
     delegated = (await http.post("/v1/delegations", json={"agent": "scout", "task": "x"})).json()
     await http.put("/v1/agents/mine", json={"description": "d", "prompt": "p"})
+    asking = (await http.post("/v1/runs", json=body("asker"))).json()
     values = {
         "run_id": run["id"],
         "session_id": run["session_id"],
         "handoff_id": delegated["handoff_id"],
         "name": "mine",
+        "permission_id": await asked(http, asking["session_id"]),
     }
     tried = set()
     for path, operations in document["paths"].items():
@@ -93,6 +107,8 @@ async def test_every_answer_is_documented_to_the_last_field(http: httpx.AsyncCli
         ("POST", "/v1/sessions", SESSION),
         ("POST", "/v1/sessions/{session_id}/runs", {"input": "again"}),
         ("PATCH", "/v1/sessions/{session_id}", {"title": "new"}),
+        ("POST", "/v1/permissions/{permission_id}", {"decision": "deny", "message": "No."}),
+        ("POST", "/v1/permissions/{permission_id}", {"decision": "deny"}),  # settled by now
         ("POST", "/v1/sessions/{session_id}/cancel", None),
         ("POST", "/v1/runs/{run_id}/cancel", None),
         ("POST", "/v1/delegations", {"agent": "scout", "task": "x"}),
@@ -106,6 +122,9 @@ async def test_every_answer_is_documented_to_the_last_field(http: httpx.AsyncCli
         url = re.sub(r"\{(\w+)\}", lambda match: values[match[1]], path)
         answer = await http.request(method, url, json=sent)
         check(document, document["paths"][path][method.lower()], answer)
+    explained = await http.get("/v1/permissions", params={"explain": "Read(notes.md)", "agent": "scout"})
+    assert explained.status_code == 200, explained.text
+    check(document, document["paths"]["/v1/permissions"]["get"], explained)
     unknown = await http.get("/v1/runs/unknown")
     check(document, document["paths"]["/v1/runs/{run_id}"]["get"], unknown)
 
@@ -125,7 +144,7 @@ async def test_the_document_says_what_needs_a_key_and_names_every_operation(http
     text = str(document)
     referenced = set(re.findall(r"#/components/schemas/(\w+)", text))
     assert referenced <= document["components"]["schemas"].keys()
-    assert not any(word in text for word in ("webhook", "permissions", "'background'", "'resume'"))
+    assert not any(word in text for word in ("webhook", "'background'", "'resume'"))
 
 
 @pytest.mark.spec("14.1", "14.3", "14.9", "4.1", "4.8")

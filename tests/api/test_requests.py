@@ -101,9 +101,9 @@ def test_objects_that_are_nested_too_deep_are_refused() -> None:
 
 
 def test_what_comes_later_is_still_told_apart() -> None:
-    assert SessionBody.later == {"permissions"}
+    assert SessionBody.later == frozenset()
     assert RunBody.later == {"webhook"}
-    assert OneShotBody.later == {"permissions", "webhook"}
+    assert OneShotBody.later == {"webhook"}
     assert DelegationBody.later == {"background", "resume"}
     for body in (SessionBody, RunBody, OneShotBody, DelegationBody):
         assert body.later.isdisjoint(body.model_fields)

@@ -147,7 +147,6 @@ def test_any_other_key_is_metadata_without_a_word() -> None:
         "mcpServers: [time]",
         "skills: [pdf]",
         "permissionMode: acceptEdits",
-        "permission: {edit: deny}",
         "isolation: worktree",
         "memory: project",
         "top_p: 0.9",

@@ -46,7 +46,12 @@ class World:
 async def surface_world(folder: Path) -> AsyncIterator[World]:
     """One service and one model server."""
     async with OpenAIStub() as stub:
-        env = {"OPENAI_BASE_URL": stub.base_url, "OPENAI_API_KEY": "test", "SUBAGENTD_MODEL": "openai:test"}
+        env = {
+            "OPENAI_BASE_URL": stub.base_url,
+            "OPENAI_API_KEY": "test",
+            "SUBAGENTD_MODEL": "openai:test",
+            "SUBAGENTD_LOOP__RETRIES": "0",  # attempts of a handoff are counted, not tries of a step
+        }
         async with serving(folder, env=env) as service, service.client() as client:
             yield World(service, client, stub)
 

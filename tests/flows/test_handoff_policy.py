@@ -88,7 +88,8 @@ def operated(folder: Path, *tools: str) -> dict[str, str]:
     (folder / "own_things.py").write_text(OWN)
     functions = json.dumps([f"own_things:{name}" for name in tools])
     found = {"PYTHONPATH": f"{ROOT}:{folder}", "SUBAGENTD_TOOLS__FUNCTIONS": functions}
-    return {**script(folder, PLAY), **found, "OPERATOR_TOKEN": TOKEN}
+    # attempts of a handoff are counted here, not tries of a step
+    return {**script(folder, PLAY), **found, "OPERATOR_TOKEN": TOKEN, "SUBAGENTD_LOOP__RETRIES": "0"}
 
 
 def definition(folder: Path, name: str, *lines: str) -> str:

@@ -12,7 +12,7 @@ from tests.service import WAIT_S, agent, events_of, finished, script, serving
 
 CUTS = 100
 PLAY = """
-defaults: {chunks: 12, delay_ms: 2}
+defaults: {chunks: 12, delay_ms: 5}
 agents:
   - when: {system_contains: "You are boss"}
     turns:

@@ -164,7 +164,7 @@ async def test_results_stand_in_the_order_of_the_calls_whatever_finishes_first(w
             wanted = [{"agent_type": "slow", "task": "a"}, {"agent_type": "quick", "task": "b"}]
             return calls(*(("dispatch_subagent", json.dumps(w)) for w in wanted))
         if prompt == "You are slow." and len(results) < 6:
-            return calls(("glob", '{"pattern": "*"}'))
+            return calls(("glob", json.dumps({"pattern": f"*{len(results)}"})))
         order.append(prompt)
         return text(prompt)
 

@@ -10,10 +10,12 @@ import aiohttp
 import pytest
 
 from app.client import Client, ServiceError
-from tests.service import Service, agent, finished, script, serving
+from tests.service import WAIT_S, Service, agent, finished, script, serving
 
 PLAY = """
 agents:
+  - when: {system_contains: "You are asker"}
+    turns: [{calls: [{tool: glob, arguments: {pattern: "*"}}]}, {text: "Asked."}]
   - turns: [{text: "Answer of {{ task }}."}]
 """
 ROOT_KEY = "root-key-of-at-least-16-characters"
@@ -52,7 +54,14 @@ async def things_of(client: Client) -> dict[str, str]:
     delegated = await client.request("POST", "/v1/delegations", {"agent": agent("quick", tools=[]), "task": "x"})
     await client.request("PUT", "/v1/agents/private", {k: v for k, v in agent("private").items() if k != "name"})
     key = await client.request("POST", "/v1/keys", {"name": "own", "scopes": ["read"]})
+    asker = agent("asker", mode="all", tools=["glob"], permissions={"ask": ["Glob"]})
+    asking = await client.request("POST", "/v1/runs", {"agent": "asker", "agents": [asker], "input": "x"})
+    async with asyncio.timeout(WAIT_S):
+        while not (asked := (await client.page("/v1/permissions"))["items"]):
+            pass
+    await client.request("POST", f"/v1/runs/{asking['id']}/cancel")
     return {
+        "/v1/permissions/": asked[0]["id"],
         "/v1/sessions/": run["session_id"],
         "/v1/runs/": run["id"],
         "/v1/delegations/": delegated["handoff_id"],
@@ -70,6 +79,8 @@ def bodies(path: str) -> Any:
     """A body that is valid for the route, so that only the id can be wrong."""
     if path.endswith("/runs"):
         return {"input": "x"}
+    if "/permissions/" in path:
+        return {"decision": "deny"}
     return {"description": "d", "prompt": "p"} if "/agents/" in path else {}
 
 
@@ -107,7 +118,12 @@ async def test_every_route_with_the_ids_of_one_tenant_and_the_key_of_another_ans
         assert tried >= 18
         async with service.client(key_a) as client:
             assert (await client.page("/v1/sessions"))["items"] == []
-            assert (await client.page("/v1/audit"))["items"] == []
+            for path in ("/v1/audit", "/v1/audit?decision=any", "/v1/permissions"):
+                assert (await client.page(path))["items"] == []
+            for path in ("/v1/permissions", "/v1/permissions?explain=Read"):
+                with pytest.raises(ServiceError) as not_theirs:
+                    await client.page(path, session_id=theirs["/v1/sessions/"])
+                assert not_theirs.value.status == 404
             names = [item["name"] for item in (await client.request("GET", "/v1/agents"))["items"]]
             assert "private" not in names
             with pytest.raises(ServiceError) as refused:

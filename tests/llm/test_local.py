@@ -142,7 +142,7 @@ async def test_a_process_that_cannot_start_is_reported_and_not_started_for_ever(
         with pytest.raises(ModelError, match="did not start: no such weights") as caught:
             await server.address()
         assert caught.value.retryable
-    with pytest.raises(ModelError, match="is not started again") as caught:
+    with pytest.raises(ModelError, match="no such weights; it is not started again") as caught:
         await server.address()
     assert (caught.value.code, caught.value.retryable) == ("model_unavailable", False)
     assert server.pid is None

@@ -12,10 +12,12 @@ from app.agent.events import Event, EventLog, Write
 from app.agent.runs import MemoryStore
 from app.sessions.agents import AgentStore
 from app.sessions.audit import AuditStore
+from app.sessions.inbox import ApprovalStore
 from app.sessions.keys import KeyStore
 from app.sessions.ports import EventWriter, Rejected
 from app.sessions.service import SessionStore
 from app.store.agents import SqlAgentStore
+from app.store.approvals import SqlApprovalStore
 from app.store.database import Database
 from app.store.events import SqlEventLog
 from app.store.keys import SqlKeyStore
@@ -41,6 +43,7 @@ class Store:
         self.runs: SessionStore = SqlRunStore(database.reader)
         self.memories: MemoryStore = SqlMemoryStore(database.reader)
         self.audit: AuditStore = SqlAuditStore(database.reader)
+        self.approvals: ApprovalStore = SqlApprovalStore(database.reader)
         self.keys: KeyStore = SqlKeyStore(database.reader)
         self.agents: AgentStore = SqlAgentStore(database.reader)
 

@@ -231,6 +231,41 @@ class Facts:
         }
         return self.event(run, kinds.TOOL_RESULT, payload | changes, step=step)
 
+    # ── questions ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def asked(self, run: Run, call: Mapping[str, Any], approval_id: str, **changes: Any) -> Event:
+        payload = {
+            "approval_id": approval_id,
+            "call_id": call["call_id"],
+            "tool": call["name"],
+            "arguments": {"path": "a.txt"},
+            "digest": "00" * 32,
+            "rule": "Read",
+            "scope": "settings",
+            "owner": None,
+            "reason": "a person is asked",
+            "suggested_rule": "Read(./a.txt)",
+            "expires_at": self.ts + 300_000_000,
+        }
+        return self.event(run, kinds.PERMISSION_REQUESTED, payload | changes, step=1)
+
+    def answered(self, run: Run, call: Mapping[str, Any], approval_id: str, **changes: Any) -> Event:
+        payload = {
+            "approval_id": approval_id,
+            "call_id": call["call_id"],
+            "tool": call["name"],
+            "digest": "00" * 32,
+            "decision": "allow_session",
+            "kind": "person",
+            "by": "key_1",
+            "rule": "Read",
+            "scope": "settings",
+            "owner": None,
+            "reason": None,
+            "arguments": None,
+        }
+        return self.event(run, kinds.PERMISSION_RESOLVED, payload | changes, step=1)
+
     # ── handoffs ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def handoff(self, parent: Run | None, handoff_id: str, name: str = "sub_0a1b2c3d", **changes: Any) -> Event:

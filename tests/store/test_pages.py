@@ -18,12 +18,13 @@ from sqlalchemy.dialects import sqlite
 from app.agent.errors import InvalidRequest
 from app.agent.runs import Run
 from app.sessions.audit import MAX_COUNT, CallFilter, MessageFilter, Record
-from app.store import agents, events, keys, memories, runs
+from app.store import agents, approvals, events, keys, memories, runs
 from app.store.cursors import pack
 from app.store.database import Database
-from app.store.messages import CALL_ORDERS, MESSAGE_ORDERS
+from app.store.messages import CALL_ORDERS, DECISION_ORDERS, MESSAGE_ORDERS
 from app.store.pages import Order, question
-from app.store.tables import messages, tool_calls
+from app.store.tables import approvals as approvals_table
+from app.store.tables import decisions, messages, tool_calls
 from tests.store.conftest import Store
 from tests.store.facts import START, Facts, replaced
 
@@ -274,8 +275,10 @@ def combinations(names: tuple[str, ...]) -> list[frozenset[str]]:
     [
         (messages, MESSAGE_ORDERS, ("session_id", "run_id", "agent", "role", "tool", "since", "until")),
         (tool_calls, CALL_ORDERS, ("session_id", "run_id", "tool", "status", "since", "until")),
+        (decisions, DECISION_ORDERS, ("session_id", "run_id", "agent", "tool", "decision", "since", "until")),
+        (approvals_table, approvals.ORDERS, ("session_id", "status")),
     ],
-    ids=["messages", "tool_calls"],
+    ids=["messages", "tool_calls", "decisions", "approvals"],
 )
 def test_every_page_is_read_along_the_index_of_its_order(
     library: sqlite3.Connection, table: Table, orders: tuple[Order, ...], names: tuple[str, ...], analysed: bool
@@ -283,19 +286,22 @@ def test_every_page_is_read_along_the_index_of_its_order(
     library.execute("ANALYZE" if analysed else "SELECT 1")
     values = {"tenant": "default", "limit": 51, "since": START, "until": START + 10**9}
     values |= {"session_id": "s", "run_id": "r", "agent": "a", "role": "user", "tool": "t", "status": "ok"}
+    values |= {"decision": "deny", "after_session_id": "s", "after_requested_at": START}
     values |= {"after_ts": START, "after_id": "msg_1", "after_seq": 5}
+    by_key = {"tool_calls": "id", "approvals": "id", "decisions": "session"}  # the order that is the primary key's
     for filters, newest, after in product(combinations(names), (False, True), (False, True)):
         asked = question(table, orders, dict.fromkeys(filters, 1), newest)
         asked = replace(asked, after=after)
-        index = f"ix_{table.name}_{asked.order.name}" if asked.order.name != "id" else "sqlite_autoindex_tool_calls_1"
+        index = f"ix_{table.name}_{asked.order.name}"
+        if by_key.get(table.name) == asked.order.name:
+            index = f"sqlite_autoindex_{table.name}_1"
         steps = plan(library, asked.page(), values)
         assert steps.startswith(f"SEARCH {table.name} USING INDEX {index} (tenant_id=?"), (asked, steps)
         assert "TEMP B-TREE" not in steps, (asked, steps)
         if after:
             assert steps.count(">") + steps.count("<") >= 1, (asked, steps)
         counting = plan(library, asked.count(), values)
-        assert "SCAN messages" not in counting, counting
-        assert "SCAN tool_calls" not in counting, counting
+        assert f"SCAN {table.name}" not in counting, counting
 
 
 RARE = {"_all", "_newest", "_last", "_open_handoffs", "_open_runs", "_every", "_one"}  # at start, or for the operator
@@ -304,7 +310,7 @@ RARE = {"_all", "_newest", "_last", "_open_handoffs", "_open_runs", "_every", "_
 @pytest.mark.spec("12.4")
 def test_every_other_read_searches_an_index(library: sqlite3.Connection) -> None:
     seen = 0
-    for module in (agents, events, keys, memories, runs):
+    for module in (agents, approvals, events, keys, memories, runs):
         for name, statement in vars(module).items():
             if not isinstance(statement, Select) or name in RARE:
                 continue
@@ -313,7 +319,7 @@ def test_every_other_read_searches_an_index(library: sqlite3.Connection) -> None
             assert scans == [], (name, steps)
             assert "TEMP B-TREE FOR ORDER" not in steps, (name, steps)
             seen += 1
-    assert seen >= 14
+    assert seen >= 15
     for table, statement in (("runs", runs._open_runs), ("handoffs", runs._open_handoffs)):
         assert f"SCAN {table} USING INDEX ix_{table}_open" in plan(library, statement, {})
 

@@ -12,7 +12,8 @@ from app.agent.errors import InvalidRequest
 from app.agent.events import Write
 from app.agent.messages import Message, Role, ToolCall
 from app.agent.runs import MemoryState, RunStatus, SessionCounters
-from app.sessions.audit import CallFilter, MessageFilter
+from app.sessions.audit import CallFilter, DecisionFilter, MessageFilter
+from app.sessions.inbox import ApprovalFilter
 from app.sessions.keys import KeyRecord
 from app.store.database import READERS
 from app.store.memories import PAGE
@@ -198,6 +199,7 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
     call = facts.call()
     story = [facts.created(), facts.queued(root), facts.handoff(root, "ho_1"), facts.queued(child)]
     story += [facts.message(child, "assistant", "", tool_calls=[call]), facts.called(child, call, step=1)]
+    story += [facts.asked(child, call, "apr_1"), facts.answered(child, call, "apr_1")]
     agent = {"tenant_id": "owner", "name": "x", "version": 1, "definition": {}, "created_at": 1}
     store.stored(*story, writes=[key.stored(), Write(table="agents", values=agent)])
     asked: dict[str, dict[str, Any]] = {
@@ -216,12 +218,16 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
         "load": {"memory_id": child.memory_id},
         "messages": {"filters": MessageFilter(session_id=facts.session.id)},
         "calls": {"filters": CallFilter(run_id=child.id)},
+        "decisions": {"filters": DecisionFilter(session_id=facts.session.id)},
+        "approval": {"approval_id": "apr_1"},
+        "approvals": {"filters": ApprovalFilter(session_id=facts.session.id), "cursor": None, "limit": 9},
+        "session_rules": {"session_id": facts.session.id},
         "count": {"filters": MessageFilter()},
         "export": {"filters": MessageFilter(run_id=child.id)},
         "list": {},
         "version": {"name": "x"},
     }
-    for reads in (store.log, store.runs, store.memories, store.audit, store.keys, store.agents):
+    for reads in (store.log, store.runs, store.memories, store.audit, store.approvals, store.keys, store.agents):
         for name, function in inspect.getmembers(reads, inspect.ismethod):
             if name.startswith("_") or name in ACROSS_TENANTS:
                 continue

@@ -68,6 +68,17 @@ BUDGET = {
     },
     "additionalProperties": False,
 }
+PERMISSIONS = {
+    "type": "object",
+    "description": "Rules such as `Bash(git *)`. What they allow must be allowed by the server as well.",
+    "properties": {
+        "allow": {**NAMES, "description": "With a pattern: all else of the tool is asked."},
+        "ask": NAMES,
+        "deny": {**NAMES, "description": "Wins over ask, which wins over allow."},
+        "default": {"type": ["string", "null"], "enum": ["allow", "ask", "deny", None]},
+    },
+    "additionalProperties": False,
+}
 _TARGET = {"type": "string", "minLength": 1}
 
 
@@ -162,6 +173,10 @@ Surface = Annotated[
             ]
         }
     ),
+]
+Permissions = Annotated[dict[str, Any], AfterValidator(_shallow), WithJsonSchema(PERMISSIONS)]
+Arguments = Annotated[
+    dict[str, Any], AfterValidator(_shallow), WithJsonSchema({"type": "object", "additionalProperties": True})
 ]
 Budget = Annotated[dict[str, Any], AfterValidator(_shallow), WithJsonSchema(BUDGET)]
 Schema = Annotated[

@@ -11,12 +11,15 @@ from app.agent.definition import SessionMode, SessionScope
 from app.api.schemas.fields import (
     BUDGET,
     NAMES,
+    PERMISSIONS,
     TEXT,
+    Arguments,
     Budget,
     Label,
     Metadata,
     Milliseconds,
     NameOrDefinition,
+    Permissions,
     Policy,
     Schema,
     Surface,
@@ -53,6 +56,7 @@ Definition = Annotated[
         surfaces={"type": "array", "items": {}},
         budget=BUDGET,
         handoff={"type": "object", "additionalProperties": True},
+        permissions=PERMISSIONS,
     ),
 ]
 Scope = Literal["run", "read", "approve", "admin"]
@@ -69,8 +73,6 @@ class Body(BaseModel):
 class SessionBody(Body):
     """How a session is to be; everything may be left out."""
 
-    later = frozenset({"permissions"})
-
     agent: Label | None = Field(None, description="The lead agent; default: the setting `default_agent`.")
     title: Label | None = None
     user: Label | None = Field(None, description="For whom; a label of the caller's.")
@@ -85,6 +87,7 @@ class SessionBody(Body):
     parallel_tool_calls: bool | None = None
     thinking: Thinking | None = Field(None, description="Whether models are to think before they answer.")
     budget: Budget | None = Field(None, description="Of all turns of the session together.")
+    permissions: Permissions | None = None
     texts: Texts | None = None
     default_subagent: Label | None = Field(None, description="To whom the surface `subagent` leads.")
 
@@ -105,6 +108,7 @@ class SessionBody(Body):
             budget=self.budget,
             texts=self.texts,
             default_subagent=self.default_subagent,
+            permissions=self.permissions,
         )
 
 
@@ -186,6 +190,7 @@ class DelegationBody(Body):
     thinking: Thinking | None = Field(None, description="Whether the model is to think before it answers.")
     output_schema: Schema | None = None
     budget: Budget | None = Field(None, description="Of the subagent and everything below it.")
+    permissions: Permissions | None = None
     session_key: Label | None = Field(
         None, description="Names the memory of an agent with `session_mode: reuse_session` and the scope `key`."
     )
@@ -205,6 +210,16 @@ class DelegationBody(Body):
         """What the service is asked for."""
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return DelegationInput(**fields | {"thinking": flag_of(self.thinking)})
+
+
+class PermissionAnswer(Body):
+    """An answer to a permission request."""
+
+    decision: Literal["allow_once", "allow_session", "deny"] = Field(
+        description="`allow_session` also allows what the request's `suggested_rule` says, for the whole session."
+    )
+    message: str | None = Field(None, description="Told to the model with a denial.")
+    arguments: Arguments | None = Field(None, description="With `allow_once`: call it with these instead.")
 
 
 class KeyBody(Body):

@@ -1,0 +1,73 @@
+"""The groups of settings that say what agents may do, and who else has a say in it."""
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from app.agent.hooks import HookPoint, OnFailure
+from app.agent.permission_rules import Verdict
+
+
+class Group(BaseModel):
+    """A group of settings; unknown names are refused, since a misspelt one would be silently without effect."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Rules(Group):
+    """Rules as in Claude Code: `Bash(git *)`, `Read(./docs/**)`, `WebFetch(domain:example.org)`, `mcp__server`."""
+
+    allow: list[str] = Field(default_factory=list, description="With a pattern: all else of the tool is asked.")
+    ask: list[str] = Field(default_factory=list, description="A person is asked before each such call.")
+    deny: list[str] = Field(default_factory=list, description="Never; wins over everything else.")
+
+
+class Permissions(Group):
+    """What agents may do, whoever they are; definitions and sessions can only make it less."""
+
+    rules: Rules = Field(default_factory=Rules)
+    default: Verdict | None = Field(None, description="Where no rule speaks; unset: allow, the whitelist is the grant.")
+    expires_s: float = Field(300.0, gt=0, le=604_800, description="How long a person may take to answer.")
+
+
+HOOK_FIELDS = {"function": {"path"}, "webhook": {"url", "secret_env"}, "command": {"command"}}  # each needs its own
+
+
+class HookEntry(Group):
+    """One hook. A text as `command` is run by the shell, a list is started as it is."""
+
+    name: str = Field(pattern=r"^[\w.-]{1,64}$", description="For events and logs.")
+    kind: Literal["function", "webhook", "command"]
+    points: list[HookPoint] = Field(min_length=1)
+    matcher: str | None = Field(None, description="Pattern for whole tool names, ours or Claude Code's; default: all.")
+    timeout_s: float = Field(30.0, gt=0, le=600)
+    on_failure: OnFailure | None = Field(None, description="Default: block before, allow after the fact.")
+    path: str | None = Field(None, description="package.module:name, or a name in the group subagentd.hooks.")
+    url: str | None = Field(None, description="Its host must be among hooks.hosts.")
+    secret_env: str | None = Field(None, description="Variable that holds the secret, whsec_ and base64.")
+    command: str | list[str] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for kind, names in HOOK_FIELDS.items():
+            for name in sorted(names):
+                if bool(getattr(self, name)) != (kind == self.kind):
+                    word = "needs" if kind == self.kind else "has no"
+                    raise ValueError(f"the hook {self.name!r} of the kind {self.kind!r} {word} {name}")
+        return self
+
+
+class Hooks(Group):
+    """Who else has a say in what runs do, in this order."""
+
+    hosts: list[str] = Field(default_factory=list, description="Where webhooks may go: host, or host:port.")
+    entries: list[HookEntry] = Field(default_factory=list)
+
+    @field_validator("entries")
+    @classmethod
+    def _told_apart(cls, value: list[HookEntry]) -> list[HookEntry]:
+        names = [entry.name for entry in value]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two hooks are named {', '.join(twice)}: events could not tell them apart, rename one")
+        return value
