@@ -153,7 +153,7 @@ async def summarised(work: Work, said: str, wish: str = "", tokens: int = SUMMAR
     request = ChatRequest(messages=(message,), temperature=FORCED_TEMPERATURE, max_tokens=max_tokens)
     try:
         reply = await work.model.stream(request, lambda delta: None)
-    except BaseException:
+    except BaseException:  # border to models: whatever it is, the call was made, and is counted
         work.spend(_estimated(_FAILED_CALL, work.meter.after(_FAILED_CALL, request.messages, "", counted=False)))
         raise
     _count(work, request, reply, aside=True)

@@ -148,7 +148,7 @@ class Attempts:
                     seat.leave()
                 return handoff.cut_short()
             run = self._launcher.launch(request)
-        except BaseException as error:
+        except BaseException as error:  # border to the launcher: whatever it is, also a cancel, the seat is given back
             if seat is not None:
                 seat.leave()
             if not isinstance(error, SubagentdError):

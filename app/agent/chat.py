@@ -92,6 +92,8 @@ class Prices:
         return -(-(fresh * self.input + cached_tokens * cached + output_tokens * self.output) // 1_000_000)
 
 
+TOOL_CHOICES = ("auto", "none", "required")  # of `ChatRequest.tool_choice`, besides the names of tools
+
 Emit = Callable[[Delta], None]
 
 

@@ -105,24 +105,8 @@ class Clearance:
         return self.checker.check(schema, arguments)
 
     def _call(self, point: HookPoint, tool: Tool, call_id: str, arguments: Any) -> HookCall:
-        run = self.run
-        return HookCall(
-            point=point,
-            tenant=run.tenant,
-            session_id=run.session_id,
-            run_id=run.id,
-            agent=run.agent,
-            name=run.name,
-            depth=run.depth,
-            path=run.path,
-            parent_run_id=run.parent_id,
-            lineage=self.lineage,
-            handoff_id=run.handoff_id,
-            call_id=call_id,
-            tool=tool.spec.name,
-            arguments=arguments,
-            workspace=self.workspace,
-        )
+        call = HookCall.of(self.run, point, lineage=self.lineage, workspace=self.workspace)
+        return replace(call, call_id=call_id, tool=tool.spec.name, arguments=arguments)
 
     def _record(self, step: int, call_id: str | None, tool: str | None) -> Callable[[HookVerdict], None]:
         def record(decision: HookVerdict) -> None:

@@ -64,6 +64,10 @@ class Inherit:
     kind: InheritKind = InheritKind.NONE
     count: int = 0
 
+    def __str__(self) -> str:
+        """As definitions and calls write it."""
+        return f"last:{self.count}" if self.kind is InheritKind.LAST else self.kind.value
+
     def lowered(self, asked: "Inherit | None") -> "Inherit":
         """What a call that asks for `asked` gets: at most this. Texts as they stand are not less than a summary."""
         if asked is None or self.kind is InheritKind.NONE:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
+from app.agent.runs import Run
+
 log = logging.getLogger(__name__)
 
 MAX_REASON_CHARS = 500  # of a failure: it goes into the log of the session
@@ -67,6 +69,24 @@ class HookCall:
     result: str | None = None
     steps: int | None = None
     workspace: str = ""
+
+    @classmethod
+    def of(cls, run: Run, point: HookPoint, *, lineage: tuple[str, ...], workspace: str) -> "HookCall":
+        """What every hook is told of the run that it is about."""
+        return cls(
+            point=point,
+            tenant=run.tenant,
+            session_id=run.session_id,
+            run_id=run.id,
+            agent=run.agent,
+            name=run.name,
+            depth=run.depth,
+            path=run.path,
+            parent_run_id=run.parent_id,
+            lineage=lineage,
+            handoff_id=run.handoff_id,
+            workspace=workspace,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from app.agent import events, faults
 from app.agent.answers import digest, json_answer
 from app.agent.asking import FORCED_TEMPERATURE, ask, summarised
 from app.agent.calls import Turn
-from app.agent.chat import ChatRequest, Finish, Reply
+from app.agent.chat import TOOL_CHOICES, ChatRequest, Finish, Reply
 from app.agent.compaction import CONTEXT_OVERFLOW
 from app.agent.errors import BudgetSpent, InvalidOutput, ModelError
 from app.agent.messages import NO_USAGE, Message, Role
@@ -20,7 +20,6 @@ from app.agent.texts import filled
 from app.agent.transcript import acceptable
 from app.agent.work import Answer, Work, completed, keep_reply
 
-CHOICES = ("auto", "none", "required")
 log = logging.getLogger(__name__)
 
 
@@ -199,7 +198,7 @@ def _turn(work: Work, step: int, seq: int) -> Turn:
 def _request(work: Work) -> ChatRequest:
     definition = work.definition
     choice = definition.tool_choice if work.steps == 0 and work.offered else None
-    if choice is not None and choice not in CHOICES and choice not in {spec.name for spec in work.offered}:
+    if choice is not None and choice not in TOOL_CHOICES and choice not in {spec.name for spec in work.offered}:
         choice = None  # a tool that is hidden here, at the depth limit say, cannot be asked for
     return ChatRequest(
         messages=acceptable(work.memory.messages),

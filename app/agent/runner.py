@@ -206,6 +206,14 @@ class SubAgentRunner:
             payload = events.SubagentStarted(agent=run.agent, name=run.name, prompt=request.task)
             recorder.record(run, events.SUBAGENT_START, payload)
             live.started = True
+        work.clearance = self._equipment.clearance(live, work)
+        self._say_what_to_do(work, request, added)
+        faults.hit("run_opened")
+        return work
+
+    @staticmethod
+    def _say_what_to_do(work: Work, request: RunRequest, added: tuple[str, ...]) -> None:
+        """The first messages of the run: the system prompt where the memory has none, and the task."""
         work.first = len(work.memory.messages)
         if not work.first:
             work.add(Role.SYSTEM, request.definition.prompt)
@@ -213,10 +221,7 @@ class SubAgentRunner:
             # the session that wrote it was erased; the log keeps what is left as it is
             work.memory.messages.insert(0, Message(role=Role.SYSTEM, content=request.definition.prompt))
             work.first += 1
-        work.clearance = self._equipment.clearance(live, work)
         work.task = work.add(Role.USER, _task_message(request, added))
-        faults.hit("run_opened")
-        return work
 
     def _model(self, definition: AgentDefinition, name: str | None) -> ChatModel:
         if definition.runner is not None:

@@ -73,7 +73,7 @@ class MemorySeat:
             shared.stale = False
             try:
                 shared.state = await self._all.read(*shared.key)
-            except BaseException:
+            except BaseException:  # border to the store: whatever it is, also a cancel, nothing was read
                 shared.stale = True  # for whoever comes next
                 raise
         assert shared.reading is not None

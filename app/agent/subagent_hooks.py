@@ -52,21 +52,7 @@ class SubagentHooks:
             pass
 
     def _call(self, point: HookPoint) -> HookCall:
-        run = self.run
-        return HookCall(
-            point=point,
-            tenant=run.tenant,
-            session_id=run.session_id,
-            run_id=run.id,
-            agent=run.agent,
-            name=run.name,
-            depth=run.depth,
-            path=run.path,
-            parent_run_id=run.parent_id,
-            lineage=self.lineage,
-            handoff_id=run.handoff_id,
-            workspace=self.workspace,
-        )
+        return HookCall.of(self.run, point, lineage=self.lineage, workspace=self.workspace)
 
     def _record(self, decision: Decision) -> None:
         if decision.point is HookPoint.SUBAGENT_STOP and decision.decision == "block":

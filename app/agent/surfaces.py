@@ -192,20 +192,13 @@ def with_agents(template: str, listing: str) -> str:
     return f"{template}\n\n{listing}" if template else listing
 
 
-def spelled(inherit: Inherit) -> str:
-    """An `inherit_context` as definitions and calls write it."""
-    return f"last:{inherit.count}" if inherit.kind is InheritKind.LAST else inherit.kind.value
-
-
 def further_parameters(agents: Iterable[AgentDefinition]) -> dict[str, Any]:
     """`session_key` and `inherit_context`, each only if one of the agents has a use for it."""
     known = list(agents)
     found: dict[str, Any] = {}
     if any(a.session_mode is SessionMode.REUSE and a.session_scope is SessionScope.KEY for a in known):
         found[SESSION_KEY] = {"type": "string", "description": "Calls with the same key share one memory."}
-    inherits = dict.fromkeys(
-        spelled(a.inherit_context) for a in known if a.inherit_context.kind is not InheritKind.NONE
-    )
+    inherits = dict.fromkeys(str(a.inherit_context) for a in known if a.inherit_context.kind is not InheritKind.NONE)
     if inherits:
         found[INHERIT] = {
             "type": "string",
@@ -217,7 +210,7 @@ def further_parameters(agents: Iterable[AgentDefinition]) -> dict[str, Any]:
 
 def further_fields(arguments: Mapping[str, Any], agents: Iterable[AgentDefinition]) -> dict[str, Any]:
     """The fields of an order that `further_parameters` give. Raises `InvalidArguments` for another value."""
-    known = {spelled(a.inherit_context): a.inherit_context for a in agents}
+    known = {str(a.inherit_context): a.inherit_context for a in agents}
     known[InheritKind.NONE.value] = Inherit()
     key, wanted = arguments.get(SESSION_KEY), arguments.get(INHERIT)
     if key is not None and not isinstance(key, str):

@@ -213,8 +213,3 @@ def read_inherit_context(reading: Reading, key: str, value: Any) -> Inherit | No
         "none applies",
     )
     return None
-
-
-def inherit_text(inherit: Inherit) -> str:
-    """The wire form; `read_inherit_context` reads it back."""
-    return f"last:{inherit.count}" if inherit.kind is InheritKind.LAST else inherit.kind.value

@@ -10,7 +10,6 @@ from app.agent.definition import AgentDefinition, AgentMode, InheritKind, Sessio
 from app.agent.errors import InvalidRequest, Unsupported
 from app.agent.permission_rules import Verdict
 from app.agent.policy import NO_POLICY
-from app.definitions.attributes import inherit_text
 from app.definitions.fields import assemble, build
 from app.definitions.limits import budget_mapping
 from app.definitions.policy import policy_mapping
@@ -99,7 +98,7 @@ def _remembered(definition: AgentDefinition) -> dict[str, str]:
     if definition.session_scope is not SessionScope.SESSION:
         fields["session_scope"] = definition.session_scope.value
     if definition.inherit_context.kind is not InheritKind.NONE:
-        fields["inherit_context"] = inherit_text(definition.inherit_context)
+        fields["inherit_context"] = str(definition.inherit_context)
     return fields
 
 

@@ -104,7 +104,7 @@ class _OffLoop:
 
         try:
             threading.Thread(target=work, name="hook", daemon=True).start()
-        except BaseException:
+        except BaseException:  # border to threads: without one there is nobody who gives the place back
             self._free.release()
             raise
         return await answer

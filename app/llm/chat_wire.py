@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from app.agent.chat import TOOL_CHOICES, ChatRequest
+from app.agent.errors import ModelError
 from app.agent.messages import Message, Role, ToolCall
 from app.agent.tools import ToolSpec
 from app.llm.surrogates import scrubbed
@@ -162,3 +164,14 @@ def _scrub(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_scrub(item) for item in value]
     return value
+
+
+def check_choice(request: ChatRequest) -> None:
+    """Raises `ModelError` for a tool choice that is none of those offered, which every provider would refuse."""
+    choice, offered = request.tool_choice, [spec.name for spec in request.tools]
+    if choice is not None and choice not in TOOL_CHOICES and choice not in offered:
+        raise ModelError(
+            f"tool_choice names {choice!r}, but the tools offered are: {', '.join(offered) or 'none'}; "
+            "name one of them, or auto, none, required",
+            code="unknown_tool_choice",
+        )

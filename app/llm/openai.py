@@ -5,7 +5,7 @@ Knows no run. Whether a failed request is tried again is the loop's decision; he
 
 from typing import Any
 
-from app.agent.chat import ChatRequest, Emit, Prices, Reply
+from app.agent.chat import TOOL_CHOICES, ChatRequest, Emit, Prices, Reply
 from app.agent.errors import ModelError
 from app.llm import chat_wire, envelope
 from app.llm.assembly import ReplyAssembler
@@ -17,7 +17,6 @@ from app.llm.sse import EventPayloads
 # After the finish reason only usage and the end marker can come; a server that sends neither and keeps the connection
 # open must not hold up a complete turn.
 TAIL_SILENCE_S = 5.0
-_CHOICES = ("auto", "none", "required")
 
 
 class OpenAIChat:
@@ -50,7 +49,7 @@ class OpenAIChat:
     async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
         """One chat completion, streamed; see `ChatModel`. A server that answers in one piece is accepted."""
         profile = self._profile
-        _check_choice(request)
+        chat_wire.check_choice(request)
         in_envelope = profile.tool_mode == "json_envelope"
         body = chat_wire.encode(self._envelope_body(request) if in_envelope else self._body(request))
         reader = EnvelopeReader(emit) if in_envelope else None
@@ -153,16 +152,6 @@ async def _read_whole(response: ResponseStream, assembler: ReplyAssembler, emit:
     return assembler.end(emit)
 
 
-def _check_choice(request: ChatRequest) -> None:
-    choice, offered = request.tool_choice, [spec.name for spec in request.tools]
-    if choice is not None and choice not in _CHOICES and choice not in offered:
-        raise ModelError(
-            f"tool_choice names {choice!r}, but the tools offered are: {', '.join(offered) or 'none'}; "
-            "name one of them, or auto, none, required",
-            code="unknown_tool_choice",
-        )
-
-
 def _thinking(style: str, on: bool) -> dict[str, Any]:
     """The fields that switch reasoning on or off. No two servers agree on them, and strict ones refuse the others'."""
     match style:
@@ -178,6 +167,6 @@ def _thinking(style: str, on: bool) -> dict[str, Any]:
 
 
 def _tool_choice(choice: str) -> Any:
-    if choice in _CHOICES:
+    if choice in TOOL_CHOICES:
         return choice
     return {"type": "function", "function": {"name": choice}}
