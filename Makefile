@@ -17,7 +17,7 @@ LOCKED := $(PIP_INSTALL) --require-hashes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install local check format test run demo bench lock clean
+.PHONY: help install local check format test run demo bench cancels lock clean
 
 help:
 	@echo "make install   environment for development, in $(VENV)"
@@ -28,6 +28,7 @@ help:
 	@echo "make demo      see it work, without a key; without a network once it is installed"
 	@echo "make local     install the small model that runs on this machine"
 	@echo "make bench     measurements"
+	@echo "make cancels   a thousand cancels at random moments; ARGS='--seed 7' repeats some"
 	@echo "make lock      renew the lock files; UPGRADE=1 takes newer releases"
 	@echo "make clean     remove what tools and builds leave; $(VENV) stays"
 
@@ -99,6 +100,9 @@ demo: $(STAMPS)/runtime-checkout $(STAMPS)/local
 
 bench: $(STAMPS)/dev-checkout
 	$(BIN)/python -m bench $(ARGS)
+
+cancels: $(STAMPS)/dev-checkout
+	$(BIN)/python -m bench.random_cancels $(ARGS)
 
 # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,6 +17,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from app.agent.policy import ToolInherit
 from app.agent.texts import DEFAULT_LANGUAGE, LANGUAGES
 from app.settings_rules import Group, Hooks, Permissions
 from app.settings_secrets import masked
@@ -198,9 +199,15 @@ class Tools(Group):
 
     workspace: Path = Path()
     functions: list[str] = Field(default_factory=list, description="Import paths of own tools: package.module:name.")
+    inherit: ToolInherit = Field(
+        ToolInherit.OWN, description="intersect: no subagent has a tool that whoever delegates to it does not have."
+    )
     max_output_chars: int = Field(16_000, ge=1000)
     output_head_chars: int = Field(12_000, ge=100)
     output_tail_chars: int = Field(3_000, ge=0)
+    interrupt_grace_ms: int = Field(
+        5_000, ge=0, le=600_000, description="How long a cancelled run waits for a tool that is to finish, or is deaf."
+    )
 
 
 class Audit(Group):

@@ -22,10 +22,17 @@ class Rules(Group):
     deny: list[str] = Field(default_factory=list, description="Never; wins over everything else.")
 
 
+class TenantRules(Rules):
+    """What holds for one tenant besides; what it allows must be allowed by the server's rules as well."""
+
+    default: Verdict | None = Field(None, description="Where no rule speaks; of several the strictest holds.")
+
+
 class Permissions(Group):
     """What agents may do, whoever they are; definitions and sessions can only make it less."""
 
     rules: Rules = Field(default_factory=Rules)
+    tenants: dict[str, TenantRules] = Field(default_factory=dict, description="More rules, by the name of a tenant.")
     default: Verdict | None = Field(None, description="Where no rule speaks; unset: allow, the whitelist is the grant.")
     expires_s: float = Field(300.0, gt=0, le=604_800, description="How long a person may take to answer.")
 

@@ -15,6 +15,7 @@ from app.agent.delegation import Roster
 from app.agent.duplicates import DuplicateLimits
 from app.agent.errors import SubagentdError
 from app.agent.handoff import Lookup
+from app.agent.hooks import HookRegistry
 from app.agent.live_run import RunnerParts
 from app.agent.orders import Pacing
 from app.agent.patience import Patience
@@ -54,7 +55,7 @@ from app.telemetry.metrics import Metrics
 from app.tools.builtin import builtin_tools
 from app.tools.function import load_entry_points, load_object, load_tool
 from app.tools.schema import JsonSchemaChecker
-from app.wiring_hooks import hook_secrets, hooks_of
+from app.wiring_hooks import directory_of, hook_secrets, hooks_of
 from app.wiring_permissions import Asking, asking
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Wired:
     services: Services
     database: Database
     models: Models
+    recovery: Recovery
 
     async def drain(self, grace_s: float) -> None:
         """Readiness red, streams closed, runs given the grace and then interrupted. Requests may still be answered."""
@@ -87,6 +89,7 @@ class Wired:
         """Store what is left and give everything back; the last call."""
         try:
             async with asyncio.timeout(CLOSE_S):
+                await self.recovery.close()
                 await self.services.sessions.close(0)
                 await self.services.journal.close()
         except TimeoutError:
@@ -137,6 +140,7 @@ class _Ground:
     roster: Roster
     models: Models
     asking: Asking
+    hooks: HookRegistry
 
 
 def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Ground:
@@ -174,6 +178,7 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
         roster=Roster(catalog),
         models=models,
         asking=asking(settings.permissions, known, journal, database.reader, definitions),
+        hooks=hooks_of(settings),
     )
 
 
@@ -202,10 +207,12 @@ def _supervisor(ground: _Ground) -> RunSupervisor:
         patience=Patience(**loop.model_dump(include={"retries", "backoff_ms", "max_backoff_ms", "max_wait_ms"})),
         duplicates=DuplicateLimits(repeats=loop.duplicate_repeats, blocks=loop.duplicate_blocks),
         compaction=Compaction(**settings.compaction.model_dump()),
-        hooks=hooks_of(settings),
+        hooks=ground.hooks,
         default_subagent=settings.default_subagent,
         subagent_steps=settings.limits.subagent_steps,
         max_steps=settings.limits.max_steps,
+        interrupt_grace_ms=settings.tools.interrupt_grace_ms,
+        inherit_tools=settings.tools.inherit,
     )
     return RunSupervisor(parts, ground.journal.release)
 
@@ -258,11 +265,18 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
     supervisor = _supervisor(ground)
     sessions = _sessions(ground, supervisor)
     agents = TenantAgents(
-        ground.catalog, ground.definitions, SqlAgentStore(database.reader), ground.journal, ground.tools, masker
+        ground.catalog,
+        ground.definitions,
+        SqlAgentStore(database.reader),
+        ground.journal,
+        ground.tools,
+        masker,
+        settings.tools.inherit,
     )
     key = settings.http.key.get_secret_value() if settings.http.key else None
     access = Access(SqlKeyStore(database.reader), ground.journal, key)
-    await Recovery(ground.store, ground.journal).run()
+    recovery = Recovery(ground.store, ground.journal, ground.hooks, directory_of(ground.opening))
+    await recovery.run()
     await agents.load()
     await access.load()
     check_bind(settings.http.host, has_keys=access.has_keys)
@@ -285,7 +299,7 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
         check_store=database.check,
         data_path=database.location.path,
     )
-    return Wired(services=services, database=database, models=ground.models)
+    return Wired(services=services, database=database, models=ground.models, recovery=recovery)
 
 
 def _delegations(ground: _Ground, supervisor: RunSupervisor, sessions: Sessions) -> Delegations:
@@ -311,6 +325,8 @@ def _explaining(ground: _Ground, sessions: Sessions) -> Explaining:
         parser=ground.asking.parser,
         resolver=ground.asking.resolver,
         agent=ground.settings.default_agent,
+        inherit=ground.settings.tools.inherit,
+        default_subagent=ground.settings.default_subagent,
     )
 
 

@@ -1,13 +1,16 @@
 """The part of the composition root that is about hooks."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from app.agent.errors import InvalidRequest
 from app.agent.hooks import HookRegistry
 from app.definitions.toolnames import is_delegation, mapped
 from app.hooks.config import HookEntry, build_hooks
 from app.net.outgoing import Outgoing
 from app.net.signing import PREFIX
+from app.sessions.opening import Opening
 from app.settings import Settings
 from app.settings_secrets import url_secrets
 
@@ -38,3 +41,15 @@ def hook_secrets(settings: Settings) -> list[str]:
         secret = os.environ.get(entry.secret_env or "", "").strip()
         found += [secret, secret.removeprefix(PREFIX), *url_secrets(entry.url or "")]
     return found
+
+
+def directory_of(opening: Opening) -> Callable[[Mapping[str, Any]], str]:
+    """The workspace of a session's row; empty where it is gone."""
+
+    def directory(row: Mapping[str, Any]) -> str:
+        try:
+            return str(opening.workspace((row["config"] or {}).get("workspace") or ""))
+        except InvalidRequest:
+            return ""
+
+    return directory

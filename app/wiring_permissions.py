@@ -7,7 +7,7 @@ from typing import Any
 
 from app.agent.approvals import Approvals
 from app.agent.permission_subjects import CommandParser, ParsedCommand, PathResolver
-from app.agent.permissions import PermissionRules, Scope
+from app.agent.permissions import PermissionRules, Scope, Verdict
 from app.boxes.directory import BoxError, Directories
 from app.definitions.reading import Reading
 from app.definitions.rules import read_rules
@@ -16,7 +16,7 @@ from app.sessions.inbox import Inbox
 from app.sessions.journal import Journal
 from app.sessions.policies import Policies
 from app.sessions.requests import AgentReader
-from app.settings_rules import Permissions
+from app.settings_rules import Permissions, Rules
 from app.store.approvals import SqlApprovalStore
 from app.store.reader import Reader
 
@@ -44,7 +44,7 @@ def asking(
     return Asking(
         approvals=approvals,
         inbox=Inbox(approvals, SqlApprovalStore(rows), journal, definitions),
-        policies=Policies(server_rules(given, known_tools)),
+        policies=Policies(server_rules(given, known_tools), tenant_rules(given, known_tools)),
         parser=CommandLines(),
         resolver=path_resolver(Directories()),
     )
@@ -52,13 +52,28 @@ def asking(
 
 def server_rules(given: Permissions, known_tools: frozenset[str]) -> PermissionRules | None:
     """The operator's rules for all agents; None for none. Raises ValueError that names the setting to change."""
-    value: dict[str, Any] = {name: rules for name, rules in given.rules.model_dump().items() if rules}
-    if given.default is not None:
-        value["default"] = given.default.value
+    return _rules("permissions.rules", given.rules, given.default, Scope.SERVER, known_tools)
+
+
+def tenant_rules(given: Permissions, known_tools: frozenset[str]) -> dict[str, PermissionRules]:
+    """The operator's rules for single tenants, by their names. Raises ValueError like `server_rules`."""
+    read = {
+        name: _rules(f"permissions.tenants.{name}", rules, rules.default, Scope.TENANT, known_tools)
+        for name, rules in given.tenants.items()
+    }
+    return {name: rules for name, rules in read.items() if rules is not None}
+
+
+def _rules(
+    place: str, given: Rules, default: Verdict | None, scope: Scope, known_tools: frozenset[str]
+) -> PermissionRules | None:
+    value: dict[str, Any] = {name: rules for name, rules in given.model_dump(exclude={"default"}).items() if rules}
+    if default is not None:
+        value["default"] = default.value
     if not value:
         return None
     reading = Reading(strict=True, known_tools=known_tools)
-    rules = read_rules(reading, "permissions.rules", value, Scope.SERVER)
+    rules = read_rules(reading, place, value, scope)
     if reading.found:
         raise ValueError(f"{reading.found[0].message} (setting permissions)")
     return rules
@@ -81,14 +96,16 @@ class CommandLines:
 
 
 def path_resolver(directories: Directories) -> Callable[[Path], PathResolver]:
-    """For each workspace: what a path in it really names, relative to it; None for a path that leads outside."""
+    """For each workspace: what a path in it really names, relative to it; None for a path that leads outside, and for
+    one with a slash at its end that is a file."""
 
     def of(workspace: Path) -> PathResolver:
         def resolve(path: str) -> str | None:
             try:
-                return directories.get(workspace).place(path)
+                place = directories.get(workspace).place(path)
             except BoxError:  # the workspace itself is gone
                 return None
+            return None if place is not None and path.endswith("/") and (workspace / place).is_file() else place
 
         return resolve
 

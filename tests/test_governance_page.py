@@ -149,6 +149,7 @@ def test_each_answer_of_a_hook_is_read_as_the_page_says() -> None:
         "a block": Verdict(block="not on Fridays"),
         "other arguments": Verdict(arguments={"path": "docs/plan.md"}),
         "another output": Verdict(output="nothing to see"),
+        "a question": Verdict(ask="is it wise?"),
         "added to the task": Verdict(context="Nothing is released this week."),
     }
     rows = cells("What a hook answers")
@@ -188,4 +189,6 @@ def test_the_settings_of_the_page_are_all_there_are_in_these_groups(
     groups: dict[str, type[BaseModel]] = {"loop": settings.Loop, "compaction": settings.Compaction, "hooks": Hooks}
     wanted = {f"{group}.{name}" for group, kind in groups.items() for name in kind.model_fields}
     assert named >= wanted
-    assert all(f"{name} =" in page_block("toml").text for name in Permissions.model_fields if name != "rules")
+    plain = [name for name in Permissions.model_fields if name not in ("rules", "tenants")]
+    assert all(f"{name} =" in page_block("toml").text for name in plain)
+    assert settings.load().permissions.tenants["acme"].deny == ["WebFetch"]

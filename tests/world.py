@@ -23,9 +23,10 @@ from app.agent.delegation import Roster
 from app.agent.duplicates import DuplicateLimits
 from app.agent.events import StoredEvent
 from app.agent.hooks import NO_HOOKS, HookRegistry
+from app.agent.interruption import GRACE_MS
 from app.agent.live_run import RunnerParts
 from app.agent.orders import Pacing
-from app.agent.patience import Patience
+from app.agent.patience import ModelGates, Patience
 from app.agent.runs import MemoryState, Run
 from app.agent.supervisor import RunSupervisor
 from app.agent.tools import OutputLimit, Tool, ToolRegistry
@@ -99,6 +100,7 @@ class World:
         self.delegations: Delegations
         self.feed: EventFeed
         self.asking: Asking
+        self.recovery: Recovery
         self.inbox: Inbox
 
     async def load(self, tenant: str, memory_id: str) -> MemoryState:
@@ -239,7 +241,9 @@ async def world(
     default_subagent: str = "node",
     compaction: Compaction | None = None,
     patience: Patience | None = None,
+    gates: ModelGates | None = None,
     duplicates: DuplicateLimits | None = None,
+    interrupt_grace_ms: int = GRACE_MS,
     hooks: HookRegistry = NO_HOOKS,
     permissions: Permissions | None = None,
     tenant: str = "default",
@@ -278,18 +282,22 @@ async def world(
         "compaction": compaction or Compaction(),
         # a test that wants a step tried again, or calls counted, says so
         "patience": patience or Patience(retries=0),
+        "gates": gates or ModelGates(),
         "duplicates": duplicates or DuplicateLimits(repeats=10_000),
+        "interrupt_grace_ms": interrupt_grace_ms,
         "hooks": hooks,
     }
     registry = ToolRegistry((*builtin_tools(), *tools))
     _assemble(made, registry, secrets, wrap, max_bytes, buffer_bytes, own, permissions or Permissions())
+    made.recovery = Recovery(made.store, made.journal, hooks, lambda row: str(folder / "workspace"))
     if recover:
-        await Recovery(made.store, made.journal).run()
+        await made.recovery.run()
     try:
         yield made
         await _ended(made, verify=verify)
     finally:
         async with asyncio.timeout(WAIT_S):
+            await made.recovery.close()
             await made.sessions.close(0)
             await made.journal.close()
         await made.models.close()

@@ -15,7 +15,7 @@ from app.agent import events
 from app.agent.errors import Conflict, InvalidRequest, NotFound
 from app.agent.events import Event, Recorder
 from app.agent.ids import new_id, now_us
-from app.agent.permissions import Decision, PermissionRule, Verdict
+from app.agent.permissions import Decision, PermissionRule, Scope, Verdict
 from app.agent.runs import Run, Session
 
 EXPIRES_MS = 300_000  # spec 8.2
@@ -89,7 +89,7 @@ class Approvals:
         known.extend(rule for rule in rules if rule not in known)
 
     def forget(self, session_id: str) -> None:
-        """The session was deleted."""
+        """The session was deleted, or has not been worked in for long: its rules are read again then."""
         self._rules.pop(session_id, None)
 
     def pending(self, tenant: str, session_id: str | None = None) -> list[Question]:
@@ -169,27 +169,29 @@ class Approvals:
                 f"arguments: {question.tool} cannot be called with these: {wrong}",
                 errors=[{"at": "arguments", "message": wrong}],
             )
-        event = self._settle(question, answer)
-        if answer.kind is AnswerKind.ALLOW_SESSION and rule is not None:
-            self.add_rules(question.session.id, [rule])
-            self._release(question)
+        given = rule if answer.kind is AnswerKind.ALLOW_SESSION else None
+        event = self._settle(question, answer, given)
+        if given is not None:
+            self.add_rules(question.session.id, [given])
+            self._release(question, given)
         return event
 
-    def _settle(self, question: Question, answer: Answer) -> Event:
+    def _settle(self, question: Question, answer: Answer, rule: PermissionRule | None) -> Event:
         del self._open[question.id]
-        event = self._resolve(question, answer)
+        event = self._resolve(question, answer, rule)
         question.answered.set_result(answer)
         return event
 
-    def _release(self, given: Question) -> None:
+    def _release(self, given: Question, rule: PermissionRule) -> None:
         """Let go what the new rule covers as well."""
         for question in self.pending(given.run.tenant, given.session.id):
             if not question.answered.done() and question.again().verdict is Verdict.ALLOW:
-                self._settle(question, Answer(kind=AnswerKind.RELEASED, message=f"as answered for {given.id}"))
+                same = Answer(kind=AnswerKind.RELEASED, message=f"as answered for {given.id}")
+                self._settle(question, same, rule)
 
-    def _resolve(self, question: Question, answer: Answer) -> Event:
+    def _resolve(self, question: Question, answer: Answer, rule: PermissionRule | None = None) -> Event:
         return self._recorder.record(
-            question.run, events.PERMISSION_RESOLVED, _resolved(question, answer), step=question.step
+            question.run, events.PERMISSION_RESOLVED, _resolved(question, answer, rule), step=question.step
         )
 
 
@@ -217,10 +219,10 @@ def _requested(question: Question) -> events.PermissionRequested:
     )
 
 
-def _resolved(question: Question, answer: Answer) -> events.PermissionResolved:
+def _resolved(question: Question, answer: Answer, rule: PermissionRule | None) -> events.PermissionResolved:
+    """`rule`: what a person's answer allows from now on, for this question and for those that it releases."""
     person = answer.kind in (AnswerKind.ALLOW_ONCE, AnswerKind.ALLOW_SESSION, AnswerKind.DENY)
     kinds = {AnswerKind.EXPIRED: "timeout", AnswerKind.CANCELLED: "cancelled", AnswerKind.RELEASED: "rule"}
-    rule = question.decision.suggested_rule if answer.kind is AnswerKind.ALLOW_SESSION else None
     return events.PermissionResolved(
         approval_id=question.id,
         call_id=question.call_id,
@@ -230,7 +232,7 @@ def _resolved(question: Question, answer: Answer) -> events.PermissionResolved:
         kind="person" if person else kinds[answer.kind],
         by=answer.by or None,
         rule=None if rule is None else str(rule),
-        scope=None,
+        scope=None if rule is None else Scope.SESSION.value,
         owner=None,
         reason=answer.message or None,
         arguments=dict(answer.arguments) if answer.arguments is not None else None,

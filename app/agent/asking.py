@@ -5,6 +5,7 @@ Knows neither why the call is made nor what follows from the reply.
 
 import asyncio
 import hashlib
+from collections.abc import Awaitable
 from dataclasses import replace
 
 from app.agent import events
@@ -29,6 +30,7 @@ async def ask(work: Work, request: ChatRequest, *, last: bool = False) -> Reply:
     """One model call with its deltas, tried again while the error may pass (spec 5.8). What was shown of a call that
     breaks off for good is kept as a partial message. `last`: the forced answer. Raises `ModelError`, `BudgetSpent`."""
     tried = 0
+    work.shown, work.thought = [], []  # nothing of an earlier step is part of this one
     while True:
         await _through_gate(work)
         shown = _Shown()
@@ -36,18 +38,16 @@ async def ask(work: Work, request: ChatRequest, *, last: bool = False) -> Reply:
             return await _once(work, request, shown)
         except ModelError as error:
             tried += 1
-            pause_ms = work.patience.pause_ms(tried, error)
-            if error.retryable and 0 < (error.retry_after_ms or 0) <= work.patience.max_wait_ms:
-                work.gates.close(work.model.name, error.retry_after_ms or 0)
-            if pause_ms is None or not work.time_for(pause_ms):
-                keep_partial(work)
+            pause_ms = _pause_ms(work, tried, error, last=last)
+            if pause_ms is None:
+                keep_partial(work, last=last)
                 raise
             _withdraw(work, error, tried, pause_ms, shown)
-            await _rest(work, pause_ms)
+            await _rest(work, asyncio.sleep(pause_ms / 1000))
             max_tokens = await work.meter.before(request.messages, request.tools, last=last)
             request = replace(request, max_tokens=max_tokens)
         except asyncio.CancelledError:
-            keep_partial(work)
+            keep_partial(work, last=last)
             raise
 
 
@@ -66,12 +66,14 @@ class _Shown:
 
 async def _once(work: Work, request: ChatRequest, shown: _Shown) -> Reply:
     run, recorder, step = work.run, work.recorder, work.steps
-    text = work.shown = []
+    text, thought = work.shown, work.thought = [], []
 
     def emit(delta: Delta) -> None:
         kind: EventKind[TextDelta] = _DELTA_KINDS[delta.kind]
         if delta.kind is DeltaKind.TEXT:
             text.append(delta.text)
+        elif delta.kind is DeltaKind.REASONING:
+            thought.append(delta.text)
         shown.add(kind.name, delta.call_id, delta.text)
         recorder.emit(run, kind, step, delta.text, delta.call_id)
 
@@ -85,18 +87,29 @@ async def _once(work: Work, request: ChatRequest, shown: _Shown) -> Reply:
     return reply
 
 
+def _pause_ms(work: Work, tried: int, error: ModelError, *, last: bool = False) -> float | None:
+    """How long to wait before the next try, None: there is none. Closes the model's gate where the provider asks for
+    that."""
+    pause_ms = work.patience.pause_ms(tried, error)
+    if error.retryable and 0 < (error.retry_after_ms or 0) <= work.patience.max_wait_ms:
+        work.gates.close(work.model.name, error.retry_after_ms or 0)
+    return pause_ms if pause_ms is not None and work.time_for(pause_ms, last=last) else None
+
+
 async def _through_gate(work: Work) -> None:
     """Wait while the model asked everybody to."""
     left_ms = work.gates.left_ms(work.model.name)
     if left_ms > 0:
-        await _rest(work, left_ms)
-        await work.gates.passed(work.model.name)
+        await _rest(work, work.gates.passed(work.model.name))
 
 
-async def _rest(work: Work, pause_ms: float) -> None:
-    work.recorder.record(work.run, events.RUN_WAITING, events.RunWaiting(reason="retry"))
-    await asyncio.sleep(pause_ms / 1000)
-    work.recorder.record(work.run, events.RUN_RESUMED, events.RunResumed(reason="retry"))
+async def _rest(work: Work, pause: Awaitable[None]) -> None:
+    """Wait, and say so; also when a deadline or a cancellation ends it."""
+    work.calls.wait(work.run, "retry")
+    try:
+        await pause
+    finally:
+        work.calls.resume(work.run, "retry")
 
 
 def _withdraw(work: Work, error: ModelError, tried: int, pause_ms: float, shown: _Shown) -> None:
@@ -110,7 +123,7 @@ def _withdraw(work: Work, error: ModelError, tried: int, pause_ms: float, shown:
         if call_id is not None:
             entry["call"] = call_id
         withdrawn.append(entry)
-    work.shown = []
+    work.shown, work.thought = [], []
     payload = events.StepRetried(
         attempt=tried,
         code=error.code,
@@ -146,15 +159,25 @@ def _priced(usage: Usage | None, prices: Prices | None) -> Usage:
 
 
 async def summarised(work: Work, said: str, wish: str = "", tokens: int = SUMMARY_TOKENS) -> str:
-    """A summary of texts by the run's own model, counted as its use. `wish`: what it is told to write, in at most so
-    many tokens. Raises `ModelError`, `BudgetSpent`."""
+    """A summary of texts by the run's own model, counted as its use and tried again like a step. `wish`: what it is
+    told to write, in at most so many tokens. Raises `ModelError`, `BudgetSpent`."""
     message = Message(role=Role.USER, content=f"{said}\n\n{wish or work.texts.summarise}")
-    max_tokens = await work.meter.before((message,), (), bound=tokens)
-    request = ChatRequest(messages=(message,), temperature=FORCED_TEMPERATURE, max_tokens=max_tokens)
-    try:
-        reply = await work.model.stream(request, lambda delta: None)
-    except BaseException:  # border to models: whatever it is, the call was made, and is counted
-        work.spend(_estimated(_FAILED_CALL, work.meter.after(_FAILED_CALL, request.messages, "", counted=False)))
-        raise
-    _count(work, request, reply, aside=True)
-    return reply.text
+    tried = 0
+    while True:
+        await _through_gate(work)
+        max_tokens = await work.meter.before((message,), (), bound=tokens)
+        request = ChatRequest(messages=(message,), temperature=FORCED_TEMPERATURE, max_tokens=max_tokens)
+        try:
+            reply = await work.model.stream(request, lambda delta: None)
+        except BaseException as error:  # border to models: whatever it is, the call was made, and is counted
+            work.spend(_estimated(_FAILED_CALL, work.meter.after(_FAILED_CALL, request.messages, "", counted=False)))
+            if not isinstance(error, ModelError):
+                raise
+            tried += 1
+            pause_ms = _pause_ms(work, tried, error)
+            if pause_ms is None:
+                raise
+            await _rest(work, asyncio.sleep(pause_ms / 1000))
+            continue
+        _count(work, request, reply, aside=True)
+        return reply.text

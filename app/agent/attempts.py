@@ -4,19 +4,21 @@ Knows neither admission nor fallbacks: `handoff.py` decides about those.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from app.agent import events
 from app.agent.budget import Budget, Reservation
 from app.agent.definition import AgentDefinition
 from app.agent.errors import SubagentdError
-from app.agent.orders import BUDGET_CODE, Delegator, Fallback, HandoffOrder, HandoffResult, Pacing, TaskState
-from app.agent.permissions import PermissionPolicy
+from app.agent.orders import BUDGET_CODE, Delegator, HandoffOrder, HandoffResult, Pacing, TaskState
+from app.agent.permissions import PermissionPolicy, of_child
 from app.agent.policy import HandoffPolicy, shortest
 from app.agent.runs import (
     Ceiling,
     Failure,
+    Fallback,
     HandoffStatus,
     Launcher,
     ReusePlan,
@@ -36,10 +38,64 @@ _WAITS_FOR_ITSELF = Failure(
 )
 
 
+class HandoffClock:
+    """The time of one handoff, over all its attempts and its fallback: it stands still while a person is asked in it or
+    below it (spec 4.4, 8.2)."""
+
+    __slots__ = ("_alarm", "_held", "_since", "_stood", "_timer")
+
+    def __init__(self) -> None:
+        self._held = 0
+        self._since = 0.0
+        self._stood = 0.0
+        self._alarm: tuple[float, Callable[[], None]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def time(self) -> float:
+        """Seconds, without those for which it stood still."""
+        return (self._since if self._held else asyncio.get_running_loop().time()) - self._stood
+
+    def hold(self) -> None:
+        """A person is asked; several may be at a time."""
+        if not self._held:
+            self._since = asyncio.get_running_loop().time()
+            self._stop()
+        self._held += 1
+
+    def go_on(self) -> None:
+        """One of these questions is settled."""
+        self._held -= 1
+        if not self._held:
+            self._stood += asyncio.get_running_loop().time() - self._since
+            self._set()
+
+    @contextmanager
+    def alarm(self, at: float | None, ring: Callable[[], None]) -> Iterator[None]:
+        """Call `ring` when this clock shows `at`, if that comes while this is open; None: never."""
+        self._alarm = None if at is None else (at, ring)
+        if not self._held:
+            self._set()
+        try:
+            yield
+        finally:
+            self._stop()
+            self._alarm = None
+
+    def _set(self) -> None:
+        if self._alarm is not None:
+            at, ring = self._alarm
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self.time()), ring)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 @dataclass(slots=True)
 class OpenHandoff:
-    """One handoff while it goes on. `counted`: it was taken out of the budget as a delegation; `ending`: it was
-    `stopped`, which also counts while no run of it is under way."""
+    """One handoff while it goes on. `counted`: it was taken out of the budget as a delegation; `until`: when it must
+    have ended, on its own `clock`; `ending`: it was `stopped`, which also counts while no run of it is under way."""
 
     id: str
     name: str
@@ -55,6 +111,7 @@ class OpenHandoff:
     delegation: Reservation | None = None
     budget: Budget | None = None
     until: float | None = None
+    clock: HandoffClock = field(default_factory=HandoffClock)
     stopped: HandoffStatus | None = None
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -112,28 +169,28 @@ class Attempts:
 
     async def run(self, handoff: OpenHandoff, request: RunRequest) -> HandoffResult:
         """The first attempt that completes, or the last one (spec 4.7)."""
-        loop, policy = asyncio.get_running_loop(), handoff.by.policy
+        clock, policy = handoff.clock, handoff.by.policy
         tries = policy.max_retries + 1 if policy.enabled else 1
-        until = handoff.until = deadline_of(policy)
-        last_start = until or loop.time() + self._pacing.deadline_ms / 1000
+        until = handoff.until = deadline_of(policy, clock)
+        last_start = until or clock.time() + self._pacing.deadline_ms / 1000
         while True:
             result = await self.once(handoff, request, until)
             tries -= 1
             if result.ok or tries <= 0 or result.error is None or not result.error.passing:
                 return result
             pause = self._pacing.delay_ms(max(1, handoff.attempts), result.error.retry_after_ms) / 1000
-            if loop.time() + pause > last_start:
+            if clock.time() + pause > last_start:
                 return result
             if await handoff.ends_within(pause):
                 return handoff.cut_short()
-            if loop.time() >= last_start:  # a busy loop wakes late
+            if clock.time() >= last_start:  # a busy loop wakes late
                 return result
 
     async def once(
         self, handoff: OpenHandoff, request: RunRequest, until: float | None = None, *, counts: bool = True
     ) -> HandoffResult:
-        """One run, from its queueing to its end, at `until` (on the clock of the event loop) at the latest. Nothing of
-        it goes on when this returns."""
+        """One run, from its queueing to its end, at `until` (on the clock of the handoff) at the latest. Nothing of it
+        goes on when this returns."""
         seat = None
         try:
             if handoff.plan is not None:
@@ -159,16 +216,13 @@ class Attempts:
         if handoff.started is not None and len(handoff.runs) == 1:
             handoff.started(handoff.id, run.id)
         # not by the run's own clock, which stands still while it waits for its memory
-        cut = None if until is None else asyncio.get_running_loop().call_at(until, self._cut, run.id)
-        try:
-            outcome = await self._launcher.wait(run.id)
-        except asyncio.CancelledError:
-            # a child that was waited for must not outlive a parent that stopped waiting
-            await self._launcher.cancel(run.id)
-            raise
-        finally:
-            if cut is not None:
-                cut.cancel()
+        with handoff.clock.alarm(until, lambda: self._cut(run.id)):
+            try:
+                outcome = await self._launcher.wait(run.id)
+            except asyncio.CancelledError:
+                # a child that was waited for must not outlive a parent that stopped waiting
+                await self._launcher.cancel(run.id)
+                raise
         return handoff.result(HandoffStatus(outcome.status.value), outcome.error or _unfinished(outcome), outcome)
 
     def _cut(self, run_id: str) -> None:
@@ -196,6 +250,7 @@ class Attempts:
             parent=by.run,
             parent_call_id=order.call_id,
             handoff_id=handoff.id,
+            fallback=handoff.fallback,
             name=handoff.name,
             model=definition.model or by.model,
             effort=definition.effort or by.effort,
@@ -203,6 +258,7 @@ class Attempts:
             tools=order.tools,
             inherited_tools=by.tools,
             limits=by.limits,
+            ceiling=by.ceiling,
             parallel_tool_calls=by.parallel_tool_calls and definition.parallel_tool_calls is not False,
             deadline_ms=order.deadline_ms,
             timeout_ms=shortest(policy.timeout_ms, order.timeout_ms),
@@ -215,16 +271,15 @@ class Attempts:
 
 def _permissions(by: Delegator, definition: AgentDefinition) -> Ceiling | None:
     """Under the ceiling of whoever delegates; with nobody's rules, none."""
-    if by.permissions is not None:
-        return by.permissions.inherit(definition.name, definition.permissions, trusted=definition.source.trusted)
-    return PermissionPolicy(definition.name, [definition.permissions]) if definition.permissions is not None else None
+    above = by.permissions if isinstance(by.permissions, PermissionPolicy) else None
+    return of_child(above, definition.name, definition.permissions, trusted=definition.source.trusted)
 
 
-def deadline_of(policy: HandoffPolicy) -> float | None:
-    """When attempts that begin now must have ended by a policy, on the clock of the event loop; None: no limit."""
+def deadline_of(policy: HandoffPolicy, clock: HandoffClock) -> float | None:
+    """When attempts that begin now must have ended by a policy, on the clock of the handoff; None: no limit."""
     if not (policy.enabled and policy.deadline_ms):
         return None
-    return asyncio.get_running_loop().time() + policy.deadline_ms / 1000
+    return clock.time() + policy.deadline_ms / 1000
 
 
 def _unfinished(outcome: RunOutcome) -> Failure | None:

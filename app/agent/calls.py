@@ -4,16 +4,16 @@ Knows delegation only as tools, and no concrete tool.
 """
 
 import asyncio
+import json
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.agent import events
-from app.agent.budget import ONE_TOOL_CALL, Budget, Refusal, take
-from app.agent.clearance import Clearance
+from app.agent.budget import ONE_TOOL_CALL, Refusal, take
+from app.agent.clearance import Cleared, Sight
 from app.agent.duplicates import DuplicateLimits, Duplicates
 from app.agent.errors import (
     BudgetSpent,
@@ -27,37 +27,23 @@ from app.agent.errors import (
 )
 from app.agent.events import Masker, Recorder
 from app.agent.ids import new_id
+from app.agent.interruption import GRACE_MS, Interruption, OutOfTime, bounded
 from app.agent.messages import Message, Role, ToolCall
-from app.agent.runs import Run, Session, ToolActivity
+from app.agent.runs import Run, ToolActivity
 from app.agent.texts import filled
-from app.agent.tools import OutputLimit, SchemaChecker, Tool, ToolContext, ToolRegistry, ToolResult, validated
+from app.agent.tools import (
+    Interrupt,
+    OutputLimit,
+    SchemaChecker,
+    Tool,
+    ToolContext,
+    ToolResult,
+    ToolSpec,
+    validated,
+)
+from app.agent.turns import CANCELLED_TEXT, NOT_RUN_TEXT, Board, Turn, groups, is_delegation
 
 log = logging.getLogger(__name__)
-
-CANCELLED_TEXT = "(cancelled before it finished)"
-NOT_RUN_TEXT = "(not run: another call of this turn ended the run)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One assistant message with calls: where its results go. `memory_seq` is the number of the assistant message;
-    `check` raises when the run was told to end. While the run waits for children it gives its place to others:
-    `pause` does that, `go_on` waits for one again. `clearance`: hooks and permissions, None where there are none."""
-
-    session: Session
-    run: Run
-    step: int
-    memory_seq: int
-    registry: ToolRegistry
-    offered: Sequence[str]
-    parallel: bool
-    workspace: Path
-    deadline: float | None
-    check: Callable[[], None]
-    budget: Budget | None = None
-    pause: Callable[[], None] | None = None
-    go_on: Callable[[], Awaitable[None]] | None = None
-    clearance: Clearance | None = None
 
 
 class ToolCalls:
@@ -70,15 +56,18 @@ class ToolCalls:
         masker: Masker,
         limit: OutputLimit,
         duplicates: DuplicateLimits | None = None,
+        grace_ms: int = GRACE_MS,
     ) -> None:
         self.duplicates = Duplicates(duplicates or DuplicateLimits())
         self._recorder = recorder
         self._checker = checker
         self._masker = masker
         self._limit = limit
+        self._grace_s = grace_ms / 1000
         self._activity: dict[str, list[int]] = {}
         self._open: dict[str, float] = {}  # calls with a tool.call and no tool.result, and when they began
         self._started: dict[str, events.Event] = {}  # delegations under way
+        self._beside: set[asyncio.Task[None]] = set()  # calls in a task of their own that are no delegations
         self._alone = asyncio.Lock()
         self._waits: dict[str, int] = {}  # for what the run waits, and for how many of it
         self.spent: Refusal | None = None  # a call that the budget had no room for
@@ -94,12 +83,12 @@ class ToolCalls:
         Every call gets exactly one `tool.result` and its message, also when this is cancelled or a handoff ends the
         turn; in these two cases the exception is raised after that.
         """
-        board = _Board(self, turn, calls)
-        if any(_is_delegation(turn, call) for call in calls):
+        board = Board(self, turn, calls)
+        if any(is_delegation(turn, call) for call in calls):
             self.wait(turn.run, "child")
         status, text = "not_run", NOT_RUN_TEXT
         try:
-            for group in self._groups(turn, calls):
+            for group in groups(turn, calls):
                 turn.check()  # a child that was ended with this run must not set the next call going
                 await self._group(turn, board, group, calls)
             self.resume(turn.run)
@@ -110,15 +99,25 @@ class ToolCalls:
             board.close(status, text)
             history.extend(board.messages())
 
+    def begun(self, task: asyncio.Task[None]) -> None:
+        """A call runs beside others, in a task of its own."""
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
+    def break_off(self) -> None:
+        """The run was told to end, which it does after its children: tools that run beside these end now."""
+        for task in self._beside:
+            task.cancel()
+
     @staticmethod
-    async def _group(turn: Turn, board: "_Board", group: Sequence[int], calls: Sequence[ToolCall]) -> None:
+    async def _group(turn: Turn, board: Board, group: Sequence[int], calls: Sequence[ToolCall]) -> None:
         """Run one group; a run that waits for children, or for a task, holds no place meanwhile (spec 9.8)."""
-        waits = any(_is_waiting(turn, calls[index]) for index in group)
-        if waits and turn.pause is not None:
-            turn.pause()
-        await board.run(group)
-        if waits and turn.go_on is not None:
-            await turn.go_on()
+        if turn.places is None:
+            await board.run(group)
+            return
+        async with turn.places.calls(len(group), apart=any(_is_waiting(turn, calls[index]) for index in group)):
+            await board.run(group)
+            turn.check()  # a tool may have swallowed its cancellation: nobody would cancel the wait for a place
 
     def wait(self, run: Run, reason: str) -> None:
         """The run waits for one thing more: a child, or a person."""
@@ -141,38 +140,27 @@ class ToolCalls:
         else:
             self._recorder.record(run, events.RUN_RESUMED, events.RunResumed(reason=reason))
 
-    @staticmethod
-    def _groups(turn: Turn, calls: Sequence[ToolCall]) -> list[list[int]]:
-        """Indexes of calls: consecutive concurrency-safe ones together, each other one alone."""
-        groups: list[list[int]] = []
-        together = False
-        for index, call in enumerate(calls):
-            tool = turn.registry.get(call.name)
-            safe = turn.parallel and (tool is None or tool.spec.concurrency_safe)
-            if safe and together:
-                groups[-1].append(index)
-            else:
-                groups.append([index])
-            together = safe
-        return groups
-
     async def one(self, turn: Turn, call: ToolCall, sub: int) -> Message:
         """One call through all stages of spec 6.5."""
+        self._activity.setdefault(call.name, [0, 0])  # here, so that their order is that of first use
         try:
             tool = self._existing(turn, call)
             arguments = validated(tool.spec, call, self._checker)
             self._recorder.record(turn.run, events.TOOL_CALL, _called(call, arguments, sub), step=turn.step)
             self._open[call.call_id] = asyncio.get_running_loop().time()
             self._not_again(turn, tool, call, arguments)
+            cleared = Cleared(arguments=arguments)
             if turn.clearance is not None:
-                arguments = await turn.clearance.before(turn.step, call.call_id, tool, arguments)
+                cleared = await turn.clearance.before(turn.step, call.call_id, tool, arguments)
+                if cleared.arguments != arguments:
+                    call = _rewritten(call, cleared.arguments)
             self._afford(turn, tool)
-            await self._begin(turn, tool, call)
-            result = await self._carried_out(tool, arguments, turn, call)
+            start = self._begin(turn, tool, call)
+            result = await self._carried_out(tool, cleared, turn, call, start)
         except RepeatedCall as error:
             result = ToolResult(content=error.message, is_error=True, status="duplicate")
         except CallDenied as error:
-            result = ToolResult(content=_prefixed(turn, call, error), is_error=True, status="denied")
+            result = ToolResult(content=_prefixed(turn, call, error), is_error=True, status=error.status)
         except BudgetSpent as error:
             result = ToolResult(content=error.message, is_error=True, status="denied")
         except UnknownTool as error:
@@ -215,29 +203,30 @@ class ToolCalls:
             self.spent = refusal
             raise BudgetSpent(filled(turn.session.texts.budget_spent, what=refusal.what))
 
-    async def _begin(self, turn: Turn, tool: Tool, call: ToolCall) -> None:
-        """State that the tool starts; with side effects, only once that is in the store."""
-        spec = tool.spec
-        payload = events.ToolStarted(call_id=call.call_id, tool=spec.name, read_only=spec.read_only)
+    def _begin(self, turn: Turn, tool: Tool, call: ToolCall) -> events.Event:
+        """State that the tool starts."""
+        payload = events.ToolStarted(call_id=call.call_id, tool=tool.spec.name, read_only=tool.spec.read_only)
+        if tool.spec.delegation:
+            payload["delegation"] = True
         start = self._recorder.record(turn.run, events.TOOL_START, payload, step=turn.step)
-        if spec.delegation:
+        if tool.spec.delegation:
             self._started[call.call_id] = start
-        # a delegation has no effect of its own: what its children do is committed before they do it
-        if not (spec.read_only or spec.delegation):
-            await self._recorder.committed(start)
+        return start
 
-    async def _carried_out(self, tool: Tool, arguments: Any, turn: Turn, call: ToolCall) -> ToolResult:
+    async def _carried_out(
+        self, tool: Tool, cleared: Cleared, turn: Turn, call: ToolCall, start: events.Event
+    ) -> ToolResult:
         """The result of a call that has started, after the hooks; these are asked whatever came of it (spec 6.4)."""
-        clearance = turn.clearance
+        clearance, arguments = turn.clearance, cleared.arguments
         if clearance is None:
-            return await self._invoke(tool, arguments, turn, call)
+            return await self._once_stored(tool, cleared, turn, call, start)
         began = asyncio.get_running_loop().time()
 
         def took() -> int:
             return int((asyncio.get_running_loop().time() - began) * 1000)
 
         try:
-            result = await self._invoke(tool, arguments, turn, call)
+            result = await self._once_stored(tool, cleared, turn, call, start)
         except asyncio.CancelledError:
             await clearance.last_word(turn.step, call.call_id, tool, arguments, CANCELLED_TEXT, took())
             raise
@@ -250,6 +239,15 @@ class ToolCalls:
             result = ToolResult(content=_prefixed(turn, call, error), is_error=True, status=status)
         return await clearance.after(turn.step, call.call_id, tool, arguments, result, took())
 
+    async def _once_stored(
+        self, tool: Tool, cleared: Cleared, turn: Turn, call: ToolCall, start: events.Event
+    ) -> ToolResult:
+        """Call the tool; one with side effects only once its start is in the store."""
+        # a delegation has no effect of its own: what its children do is committed before they do it
+        if not (tool.spec.read_only or tool.spec.delegation):
+            await self._recorder.committed(start)
+        return await self._invoke(tool, cleared, turn, call)
+
     @staticmethod
     def _existing(turn: Turn, call: ToolCall) -> Tool:
         tool = turn.registry.get(call.name)
@@ -258,8 +256,9 @@ class ToolCalls:
             raise UnknownTool(f"There is no tool {call.name!r} here. Available tools: {names}.")
         return tool
 
-    async def _invoke(self, tool: Tool, arguments: Any, turn: Turn, call: ToolCall) -> ToolResult:
-        timeout_ms = tool.spec.timeout_ms
+    async def _invoke(self, tool: Tool, cleared: Cleared, turn: Turn, call: ToolCall) -> ToolResult:
+        arguments, timeout_ms = cleared.arguments, tool.spec.timeout_ms
+        sight = _sight(turn, tool, cleared)
         context = ToolContext(
             session=turn.session,
             run=turn.run,
@@ -269,28 +268,40 @@ class ToolCalls:
             deadline=turn.deadline,
             progress=self._progress(turn, call),
             primary=self._primary(turn, call) if tool.spec.delegation else None,
-            conceals=turn.clearance.permissions.concealing(tool.spec) if turn.clearance is not None else None,
+            stands_in=self._stands_in(turn, call, arguments) if tool.spec.delegation else None,
+            conceals=None if sight is None else sight.conceals,
+            refuses=None if sight is None else sight.refuses,
         )
-        limit = asyncio.timeout(timeout_ms / 1000 if timeout_ms else None)
+        how = self._interruption(tool.spec)
         try:
-            async with limit:
+            if how is None:
                 return await tool.call(arguments, context)
+            work = _contained(tool, arguments, context)
+            outcome = await bounded(work, how, timeout_s=timeout_ms / 1000 or None, name=f"tool {call.name}")
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
         except (ToolError, HandoffStop):
             raise
+        except OutOfTime:
+            text = f"{call.name} did not finish within {timeout_ms} ms and was stopped."
+            return ToolResult(content=text, is_error=True, status="timed_out")
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if _is_cancelled():
                 raise
             return _fault(call, error)  # nobody cancelled this: something inside the tool was
         except (Exception, SystemExit) as error:  # noqa: BLE001  border to tools: a fault in one is that call's result
-            if isinstance(error, TimeoutError) and limit.expired():
-                text = f"{call.name} did not finish within {timeout_ms} ms and was stopped."
-                return ToolResult(content=text, is_error=True, status="timed_out")
             return _fault(call, error)
 
+    def _interruption(self, spec: ToolSpec) -> Interruption | None:
+        """How a call of the tool is broken off (spec 7.4); None for delegations, which end when their children have."""
+        if spec.delegation:
+            return None
+        return Interruption(grace_s=self._grace_s, finishes=spec.interrupt is Interrupt.BLOCK)
+
     def _primary(self, turn: Turn, call: ToolCall) -> Callable[[], Awaitable[ToolResult]] | None:
-        """How the ordinary tool that a delegation tool hides carries out the same call: validated, counted and
-        committed like any other."""
+        """How the ordinary tool that a delegation tool hides carries out the same call, as hooks and persons have left
+        it: validated, counted and committed like any other."""
         hidden = turn.registry.primaries.get(call.name)
         if hidden is None:
             return None
@@ -298,22 +309,36 @@ class ToolCalls:
         async def carry_out() -> ToolResult:
             _still_wanted(turn)  # the run may have been told to end while its subagent failed
             try:
-                arguments = validated(hidden.spec, call, self._checker)
+                cleared = Cleared(arguments=validated(hidden.spec, call, self._checker))
                 if turn.clearance is not None:
-                    arguments = await turn.clearance.permitted(turn.step, call.call_id, hidden, arguments)
+                    cleared = await turn.clearance.permitted(turn.step, call.call_id, hidden, cleared.arguments)
                 self._afford(turn, hidden)
                 if not hidden.spec.read_only:  # that the call started is known; now it must be stored too
                     await self._recorder.committed(self._started[call.call_id])
                 if hidden.spec.concurrency_safe:
-                    return await self._invoke(hidden, arguments, turn, call)
+                    return await self._invoke(hidden, cleared, turn, call)
                 async with self._alone:  # the delegations of a turn run side by side, this must not
-                    return await self._invoke(hidden, arguments, turn, call)
-            except (BudgetSpent, CallDenied) as error:
+                    return await self._invoke(hidden, cleared, turn, call)
+            except CallDenied as error:
+                return ToolResult(content=error.message, is_error=True, status=error.status)
+            except BudgetSpent as error:
                 return ToolResult(content=error.message, is_error=True, status="denied")
             except ToolError as error:
                 return ToolResult(content=error.message, is_error=True, status="error")
 
         return carry_out
+
+    @staticmethod
+    def _stands_in(turn: Turn, call: ToolCall, arguments: Any) -> Callable[[str, str], Awaitable[None]] | None:
+        """How it is asked whether another agent may stand in for the one that a call asked for."""
+        clearance = turn.clearance
+        if clearance is None:
+            return None
+
+        async def asked(tool: str, agent: str) -> None:
+            await clearance.stands_in(turn.step, call.call_id, tool, agent, arguments)
+
+        return asked
 
     def _progress(self, turn: Turn, call: ToolCall) -> Callable[[str], None]:
         """How a call shows what it is at, also from a thread of its own."""
@@ -366,73 +391,37 @@ class ToolCalls:
         return Message(role=Role.TOOL, content=content, tool_call_id=call.call_id, is_error=result.is_error, seq=seq)
 
 
-class _Board:
-    """The results of one turn while its calls run."""
-
-    def __init__(self, owner: ToolCalls, turn: Turn, calls: Sequence[ToolCall]) -> None:
-        self._owner = owner
-        self._turn = turn
-        self._calls = calls
-        self._results: dict[int, Message] = {}
-
-    async def run(self, group: Sequence[int]) -> None:
-        """Run one group; a single call needs no task of its own."""
-        if len(group) == 1:
-            await self._one(group[0])
-            return
-        tasks = [asyncio.create_task(self._one(index)) for index in group]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        except asyncio.CancelledError:
-            await _stop(tasks)
-            raise
-        stop = next((error for task in done if (error := task.exception()) is not None), None)
-        if stop is not None:
-            await _stop(tasks)
-            raise stop
-
-    async def _one(self, index: int) -> None:
-        call, sub = self._calls[index], index + 1
-        try:
-            self._results[index] = await self._owner.one(self._turn, call, sub)
-        except HandoffStop as stop:  # its result is recorded
-            told = Message(
-                role=Role.TOOL,
-                content=stop.result,
-                tool_call_id=call.call_id,
-                is_error=True,
-                seq=self._turn.memory_seq + sub,
-            )
-            self._results[index] = told
-            raise
-        except asyncio.CancelledError:
-            self._close(index, "cancelled", CANCELLED_TEXT)
-            raise
-
-    def close(self, status: str, text: str) -> None:
-        """Give every call that has no result yet a stand-in."""
-        for index in range(len(self._calls)):
-            self._close(index, status, text)
-
-    def _close(self, index: int, status: str, text: str) -> None:
-        if index in self._results:
-            return
-        tool = self._turn.registry.get(self._calls[index].name)
-        if tool is not None and tool.spec.cancelled_text and status == "cancelled":
-            text = tool.spec.cancelled_text
-        stand_in = ToolResult(content=text, is_error=True, status=status)
-        self._results[index] = self._owner.finish(self._turn, self._calls[index], index + 1, stand_in)
-
-    def messages(self) -> tuple[Message, ...]:
-        """All results in call order."""
-        return tuple(self._results[index] for index in range(len(self._calls)))
+async def _contained(tool: Tool, arguments: Any, context: ToolContext) -> ToolResult | BaseException:
+    """What comes of a tool, in a task of its own: SystemExit, raised there, would end the loop."""
+    try:
+        return await tool.call(arguments, context)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  border to tools: it is raised where it is waited for
+        return error
 
 
-async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel and wait; what they raise was recorded as their result."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+def _sight(turn: Turn, tool: Tool, cleared: Cleared) -> Sight | None:
+    return None if turn.clearance is None else turn.clearance.sight(tool.spec, cleared)
+
+
+def _rewritten(call: ToolCall, arguments: Any) -> ToolCall:
+    """The call with what hooks and persons made of its arguments: text where its tool takes that."""
+    raw = arguments if isinstance(arguments, str) else json.dumps(dict(arguments), ensure_ascii=False)
+    given = _object_in(raw)
+    return replace(call, raw=raw, arguments=given, problem=None if given is not None else "they are no JSON object")
+
+
+def _object_in(raw: str) -> Mapping[str, Any] | None:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that runs this."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _prefixed(turn: Turn, call: ToolCall, error: ToolError) -> str:
@@ -450,11 +439,6 @@ def _still_wanted(turn: Turn) -> None:
         raise Conflict(
             "the run that delegates was told to end: it starts nothing more", code="parent_ending"
         ) from error
-
-
-def _is_delegation(turn: Turn, call: ToolCall) -> bool:
-    tool = turn.registry.get(call.name)
-    return tool is not None and tool.spec.delegation
 
 
 def _is_waiting(turn: Turn, call: ToolCall) -> bool:

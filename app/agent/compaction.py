@@ -8,6 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 
 from app.agent.chat import TokenCounter
 from app.agent.messages import Message, Role, Usage
@@ -20,6 +21,7 @@ from app.agent.tools import ToolSpec
 CONTEXT_OVERFLOW = "model_context_overflow"  # code of the error of a provider that finds a request too long
 OLD_CHARS = 400  # that stay of an old tool result: what was asked for can still be recognised
 RESERVED_SHARE = 1.1  # of what is counted, at least
+SQUEEZES = 6  # rounds of cutting, each of which counts what was cut anew
 LEAST_SUMMARY = 64  # tokens: a shorter one could not say anything
 
 
@@ -294,20 +296,30 @@ class Context:
         )
 
     def _squeezed(self, messages: Sequence[Message], how: Shortened, most: int) -> Shortened:
-        """The largest results are cut, one after the other, until the context fits or all are small."""
-        context = rebuilt(messages, how)
-        excess = self.tokens(context) - most
-        while excess > 0:
-            large = [m for m in context if m.role is Role.TOOL and shown_chars(m, how) > OLD_CHARS + SLACK_CHARS]
-            if not large:
-                break
-            largest = max(large, key=lambda m: self._size([m]))
-            size, chars = self._size([largest]), shown_chars(largest, how)
-            wanted = min(chars * max(0, size - excess) // size, chars * 9 // 10 - SLACK_CHARS)
-            how = with_cuts(how, [largest], max(OLD_CHARS, wanted), self._texts.output_cut_old)
+        """The largest results are cut to one length, until the context fits or all are small. A few rounds are enough:
+        the first ones go by the share of tokens that characters have, the last one by nothing."""
+        for left in reversed(range(SQUEEZES)):
             context = rebuilt(messages, how)
             excess = self.tokens(context) - most
+            large = [m for m in context if m.role is Role.TOOL and shown_chars(m, how) > OLD_CHARS + SLACK_CHARS]
+            if excess <= 0 or not large:
+                break
+            chars = self._level(large, how, excess) if left else OLD_CHARS
+            how = with_cuts(how, large, max(OLD_CHARS, chars), self._texts.output_cut_old)
         return how
+
+    def _level(self, large: Sequence[Message], how: Shortened, excess: int) -> int:
+        """The length in characters that frees so many tokens when no result is longer."""
+        known = sorted(((shown_chars(m, how), self._size([m])) for m in large), reverse=True)
+        tokens = per_char = 0.0
+        level = known[0][0]
+        for (chars, size), (below, _) in pairwise([*known, (0, 0)]):
+            tokens += size
+            per_char += size / chars
+            level = int((tokens - excess) / per_char)
+            if level >= below:
+                break
+        return min(level, known[0][0] * 9 // 10 - SLACK_CHARS)
 
     def _compacted(self, method: Method, trial: Trial, how: Shortened) -> Compacted:
         messages = rebuilt(trial.messages, how)

@@ -92,6 +92,17 @@ class Surface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCeiling:
+    """What those above a run have, where that is the most that it may have (spec 7.2): names of a whitelist, the agents
+    that these reach (None: all of the session), and the patterns by which tools were granted, a set for each of them
+    that has some."""
+
+    tools: tuple[str, ...]
+    agents: tuple[str, ...] | None = None
+    limits: tuple[tuple[PermissionRule, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where a definition came from: `inline`, `tenant`, `directory` or `library`, with the file if there is one."""
 
@@ -111,9 +122,9 @@ class AgentDefinition:
     `tools` None: inherited (spec 7.2); `()`: none. Names are those of this service, mapped when the file was read.
     `agents` None: all that the session allows. `max_steps` None: the default of the depth. `temperature` 0 to 2.
     `tool_choice` applies to the first step: `auto`, `none`, `required` or a tool name. `model`, `effort`, `thinking`
-    None: those of the parent run. `budget` bounds the tree under each of its runs. `runner`: import path of an async
-    function that stands in for the loop (spec 10.5). `limits`: what of tools is granted (allow) or taken away (deny) by
-    patterns only.
+    None: those of the parent run. `abort_siblings`: a call that fails ends those beside it (spec 5.2). `budget` bounds
+    the tree under each of its runs. `runner`: import path of an async function that stands in for the loop (spec 10.5).
+    `limits`: what of tools is granted (allow) or taken away (deny) by patterns only.
     """
 
     name: str
@@ -130,6 +141,7 @@ class AgentDefinition:
     tool_choice: str | None = None
     max_steps: int | None = None
     parallel_tool_calls: bool | None = None
+    abort_siblings: bool | None = None
     tool_name: str | None = None
     input_schema: Mapping[str, Any] | None = None
     output_schema: Mapping[str, Any] | None = None

@@ -8,15 +8,24 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from app.agent.agent_tool import AgentTool
-from app.agent.definition import AgentCatalog, AgentDefinition, AgentMode, Surface, SurfaceKind, tool_name_of
+from app.agent.definition import (
+    AgentCatalog,
+    AgentDefinition,
+    AgentMode,
+    Surface,
+    SurfaceKind,
+    ToolCeiling,
+    tool_name_of,
+)
 from app.agent.dispatch_tool import DISPATCH, DispatchTool
 from app.agent.errors import InvalidRequest
 from app.agent.orders import Delegator
+from app.agent.permission_rules import PermissionRule
 from app.agent.research_tool import SUBAGENT, ResearchTool
 from app.agent.runs import Session
 from app.agent.surfaces import SurfaceParts, SurfaceTool
 from app.agent.task_tools import EXECUTE_TASK, task_tools
-from app.agent.tools import Tool, ToolRegistry
+from app.agent.tools import Tool, ToolRegistry, default_tools
 
 AGENT = "Agent"  # in a whitelist: the surfaces that apply
 DEFAULT_SURFACES = (Surface(kind=SurfaceKind.TASK),)
@@ -91,9 +100,9 @@ def surfaces_of(
     named: list[str] = []  # agents by the names of their tools: no list of agents narrows those
     for name in tools or ():
         if name == AGENT:
-            found.extend(_limited(surface, definition.agents) for surface in known)
+            found.extend(limited(surface, definition.agents) for surface in known)
         elif name in _KINDS:
-            found.append(_limited(_set_for(_KINDS[name], known), definition.agents))
+            found.append(limited(_set_for(_KINDS[name], known), definition.agents))
         elif name in tool_names:
             named.extend(tool_names[name])
     if named:
@@ -119,13 +128,73 @@ def _set_for(kind: SurfaceKind, applying: Sequence[Surface]) -> Surface:
     return next((surface for surface in applying if surface.kind is kind), Surface(kind=kind))
 
 
-def _limited(surface: Surface, agents: tuple[str, ...] | None) -> Surface:
-    """The surface with only those of its agents that the definition names (`Agent(a, b)`)."""
+def limited(surface: Surface, agents: tuple[str, ...] | None) -> Surface:
+    """The surface with only those of its agents that the definition names (`Agent(a, b)`), or that it may reach."""
     if agents is None:
         return surface
     return replace(
         surface, agents=agents if surface.agents is None else tuple(name for name in surface.agents if name in agents)
     )
+
+
+def whitelist_of(
+    definition: AgentDefinition,
+    ordinary: ToolRegistry,
+    *,
+    inherited: tuple[str, ...] | None = None,
+    asked: tuple[str, ...] | None = None,
+    ceiling: ToolCeiling | None = None,
+) -> tuple[str, ...]:
+    """The names that a run is granted (spec 7.2): its own, else those of the parent run, else the read-only ones of
+    `ordinary`, which are the tools of the service. `asked`: what a caller leaves of them."""
+    names = definition.tools
+    if names is None:
+        names = inherited
+    if names is None:
+        names = default_tools(ordinary)
+    if asked is not None:  # a caller may only narrow
+        names = tuple(name for name in names if name in asked)
+    if ceiling is not None:
+        names = _within(names, ceiling.tools, ordinary)
+    gone = set(definition.disallowed_tools)
+    return tuple(name for name in names if name not in gone)
+
+
+def _within(names: Sequence[str], above: Sequence[str], ordinary: Collection[str]) -> tuple[str, ...]:
+    """What is left of a whitelist under another one. `Agent` stands for every way to delegate: above it covers each of
+    them, below it comes to those that there are above."""
+    kept: list[str] = []
+    for name in names:
+        if name in above or (AGENT in above and name not in ordinary):
+            kept.append(name)
+        elif name == AGENT:
+            kept.extend(each for each in above if each not in ordinary)
+    return tuple(dict.fromkeys(kept))
+
+
+def ceiling_of(
+    names: tuple[str, ...],
+    surfaces: Iterable[Surface],
+    default: AgentDefinition | None,
+    limits: tuple[PermissionRule, ...],
+    above: ToolCeiling | None,
+) -> ToolCeiling:
+    """The most that children of a run may have that is granted these `names`, by patterns in part (`limits`), and
+    delegates by these `surfaces`; `default`: whom the surface `subagent` leads to. It stands itself under `above`."""
+    sets = (*(above.limits if above is not None else ()), *((limits,) if limits else ()))
+    return ToolCeiling(tools=names, agents=_reached(surfaces, default), limits=tuple(dict.fromkeys(sets)))
+
+
+def _reached(surfaces: Iterable[Surface], default: AgentDefinition | None) -> tuple[str, ...] | None:
+    found: list[str] = []
+    for surface in surfaces:
+        if surface.agents is not None:
+            found.extend(surface.agents)
+        elif surface.kind is not SurfaceKind.SUBAGENT:
+            return None
+        elif default is not None:
+            found.append(default.name)
+    return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,17 @@ from collections.abc import Mapping, Sequence
 
 from app.agent.asking import summarised
 from app.agent.clearance import Clearance
-from app.agent.definition import AgentDefinition, Surface, SurfaceKind
-from app.agent.delegation import delegation_tools, is_surface, registry_with, surfaces_of, tool_names
+from app.agent.definition import AgentDefinition, Surface, SurfaceKind, ToolCeiling
+from app.agent.delegation import (
+    ceiling_of,
+    delegation_tools,
+    is_surface,
+    limited,
+    registry_with,
+    surfaces_of,
+    tool_names,
+    whitelist_of,
+)
 from app.agent.errors import BudgetSpent, ModelError
 from app.agent.handoff import Handoffs
 from app.agent.hooks import HookPoint
@@ -17,11 +26,12 @@ from app.agent.inheritance import texts_of
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.orders import Delegator
 from app.agent.permission_rules import PermissionRule
-from app.agent.permissions import Means, PermissionPolicy, under_whitelist
+from app.agent.permissions import Means, PermissionPolicy, under_whitelists
+from app.agent.policy import ToolInherit
 from app.agent.runs import Launcher, RunRequest, Session
 from app.agent.subagent_hooks import SubagentHooks
 from app.agent.surfaces import SurfaceParts, agent_of
-from app.agent.tools import ToolRegistry, ToolSpec, default_tools
+from app.agent.tools import ToolRegistry, ToolSpec
 from app.agent.work import Work
 
 log = logging.getLogger(__name__)
@@ -42,12 +52,12 @@ class Equipment:
         request, parts = live.request, self._parts
         names = self._whitelist(request)
         ordinary = parts.tools.select(names)
-        surfaces = surfaces_of(request.definition, names, request.surfaces, self._tool_names(request.session, names))
+        surfaces = self._applying(request, names)
         policy = self._policy(request)
         if not surfaces:
             return ordinary, _shown(ordinary.specs, policy)
         delegation = delegation_tools(
-            self._delegator(live, tuple(ordinary)),
+            self._delegator(live, tuple(ordinary), self._ceiling(request, names, surfaces)),
             self._surfaces,
             surfaces,
             parts.roster.delegable(request.session),
@@ -69,6 +79,8 @@ class Equipment:
             run=live.run,
             lineage=self._launcher.lineage(live.run),
             workspace=str(self._parts.workspace(live.request.session)),
+            last_word_s=lambda: live.control.last_word(call=False),
+            until=lambda: live.control.hard_at,
         )
 
     def clearance(self, live: LiveRun, work: Work) -> Clearance | None:
@@ -92,13 +104,14 @@ class Equipment:
             means=lambda spec: Means(parser=parser, resolve_path=resolve, agent=agent_of(work.registry, spec.name)),
             person=lambda begins: self._launcher.person(run, begins),
             waits=lambda begins: calls.wait(run, "approval") if begins else calls.resume(run, "approval"),
+            places=live.places,
+            last_word_s=lambda: live.control.last_word(call=True),
         )
 
     def check(self, request: RunRequest) -> None:
         """Raises `InvalidRequest` when the run's tools could not be put together: two of one name, an agent whose name
         leaves no tool name."""
-        names = self._whitelist(request)
-        surfaces = surfaces_of(request.definition, names, request.surfaces, self._tool_names(request.session, names))
+        surfaces = self._applying(request, self._whitelist(request))
         plain = (SurfaceKind.TASK, SurfaceKind.DISPATCH)
         if all(surface.kind in plain and not surface.templates for surface in surfaces):
             return  # they have fixed names and texts
@@ -116,6 +129,18 @@ class Equipment:
             default_subagent=self._default_subagent(request.session, surfaces),
         )
 
+    def _applying(self, request: RunRequest, names: tuple[str, ...]) -> list[Surface]:
+        """The surfaces by which a run delegates."""
+        found = surfaces_of(request.definition, names, request.surfaces, self._tool_names(request.session, names))
+        return found if request.ceiling is None else [limited(each, request.ceiling.agents) for each in found]
+
+    def _ceiling(self, request: RunRequest, names: tuple[str, ...], surfaces: Sequence[Surface]) -> ToolCeiling | None:
+        """What the children of a run may have at most; None where it bounds nothing."""
+        if ToolInherit.INTERSECT not in (self._parts.inherit_tools, request.policy.inherit_tools):
+            return None
+        default = self._default_subagent(request.session, surfaces)
+        return ceiling_of(names, surfaces, default, _limits(request), request.ceiling)
+
     def _tool_names(self, session: Session, names: tuple[str, ...]) -> Mapping[str, tuple[str, ...]]:
         """Agents by their tool's name, where a whitelist holds names that are no ordinary tools."""
         if all(name in self._parts.tools or is_surface(name) for name in names):
@@ -129,7 +154,7 @@ class Equipment:
             return None  # nobody asks for it
         return self._parts.roster.default_subagent(session, self._parts.default_subagent or None)
 
-    def _delegator(self, live: LiveRun, tools: tuple[str, ...]) -> Delegator:
+    def _delegator(self, live: LiveRun, tools: tuple[str, ...], ceiling: ToolCeiling | None) -> Delegator:
         request, roster = live.request, self._parts.roster
         return Delegator(
             session=request.session,
@@ -142,8 +167,9 @@ class Equipment:
             parallel_tool_calls=request.parallel_tool_calls,
             tools=tools,
             limits=_limits(request),
+            ceiling=ceiling,
             budget=live.budget,
-            agents=_may_delegate_to(request.definition),
+            agents=_may_delegate_to(request.definition, request.ceiling),
             permissions=request.permissions,
             find=lambda name: roster.find(request.session, name),
             history=lambda: live.work.memory.messages if live.work is not None else (),
@@ -168,31 +194,33 @@ class Equipment:
 
     def _policy(self, request: RunRequest) -> PermissionPolicy | None:
         policy = request.permissions if isinstance(request.permissions, PermissionPolicy) else None
-        return under_whitelist(policy, request.definition.name, self._whitelist(request), _limits(request))
+        above = request.ceiling.limits if request.ceiling is not None else ()
+        sets = (*above, _limits(request))
+        return under_whitelists(policy, request.definition.name, self._whitelist(request), sets)
 
     def _whitelist(self, request: RunRequest) -> tuple[str, ...]:
-        definition = request.definition
-        names = definition.tools
-        if names is None:
-            names = request.inherited_tools
-        if names is None:
-            names = default_tools(self._parts.tools)
-        if request.tools is not None:  # a caller may only narrow
-            names = tuple(name for name in names if name in request.tools)
-        gone = set(definition.disallowed_tools)
-        return tuple(name for name in names if name not in gone)
+        return whitelist_of(
+            request.definition,
+            self._parts.tools,
+            inherited=request.inherited_tools,
+            asked=request.tools,
+            ceiling=request.ceiling,
+        )
 
 
 def _last(said: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{role}: {text}" for role, text in said[-LAST_TEXTS:])
 
 
-def _may_delegate_to(definition: AgentDefinition) -> tuple[str, ...] | None:
-    """Whom a definition names in `Agent(…)` or as its own fallback; None: it names nobody, so it may ask all."""
+def _may_delegate_to(definition: AgentDefinition, ceiling: ToolCeiling | None) -> tuple[str, ...] | None:
+    """Whom a definition names in `Agent(…)` or as its own fallback; None: it names nobody, so it may ask all. Only
+    those that its ceiling reaches."""
+    above = ceiling.agents if ceiling is not None else None
     if definition.agents is None:
-        return None
+        return above
     own = (definition.policy.on_denied, definition.policy.on_error)
-    return (*definition.agents, *(wanted.target for wanted in own if wanted is not None))
+    named = (*definition.agents, *(wanted.target for wanted in own if wanted is not None))
+    return named if above is None else tuple(name for name in named if name in above)
 
 
 def _limits(request: RunRequest) -> tuple[PermissionRule, ...]:

@@ -54,9 +54,14 @@ class InvalidArguments(ToolError):
 
 
 class CallDenied(ToolError):
-    """A hook, a rule or a person does not let this call run, or nobody answered; it was not executed (spec 8.3)."""
+    """A hook, a rule or a person does not let this call run, or nobody answered; it was not executed (spec 8.3).
+    `status` is that of its result: `denied`, or `expired` for a question without an answer."""
 
     code = "denied"
+
+    def __init__(self, message: str, *, status: str = "denied") -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class RepeatedCall(ToolError):

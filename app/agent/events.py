@@ -58,7 +58,7 @@ class SessionClosed(TypedDict):
 
 
 class RunQueued(TypedDict):
-    """`run.queued`: a run exists and waits for its memory."""
+    """`run.queued`: a run exists and waits for its memory. `fallback`: as what it stands in for its handoff's agent."""
 
     memory_id: str
     turn: int
@@ -71,6 +71,7 @@ class RunQueued(TypedDict):
     model: str | None
     deadline_ms: int | None
     timeout_ms: int | None
+    fallback: NotRequired["FallbackInfo"]
 
 
 class RunStarted(TypedDict):
@@ -190,18 +191,20 @@ class ToolCalled(TypedDict):
 
 
 class ToolStarted(TypedDict):
-    """`tool.start`: the tool runs now. For tools with side effects this is committed first."""
+    """`tool.start`: the tool runs now. For tools with side effects this is committed first. `delegation`: it starts
+    subagents."""
 
     call_id: str
     tool: str
     read_only: bool
+    delegation: NotRequired[bool]
 
 
 class ToolResulted(TypedDict):
     """`tool.result`: what the model is told of one call; also the row of the tool message.
 
-    `status`: `ok`, `error`, `unknown_tool`, `invalid_arguments`, `denied`, `duplicate`, `cancelled`, `timed_out`,
-    `not_run`,
+    `status`: `ok`, `error`, `unknown_tool`, `invalid_arguments`, `denied` (by a hook, a rule, a person, the budget),
+    `expired` (nobody answered a question in time), `duplicate`, `cancelled`, `timed_out`, `not_run`,
     `unknown` (the service stopped before an outcome was recorded). `length` is given when `content` was cut,
     `arguments` when there was no `tool.call`."""
 
@@ -288,7 +291,8 @@ class SubagentStopped(TypedDict):
 
 class HookDecision(TypedDict):
     """`hook.decision`: what a hook decided. `decision`: `block`, `mutate_input`, `mutate_output`, `add_context`,
-    `send_back` or `failed`; `effect`: what a failure counted as (`block` or `allow`)."""
+    `ask`, `send_back` or `failed`; `effect`: what a failure counted as (`block` or `allow`). `digest`: of what it was
+    asked about, arguments as they were then; `arguments`: what it has put in their place."""
 
     hook: str
     kind: str
@@ -299,6 +303,8 @@ class HookDecision(TypedDict):
     tool: str | None
     call_id: str | None
     duration_ms: int
+    digest: str | None
+    arguments: dict[str, Any] | None
 
 
 class PermissionRequested(TypedDict):
@@ -320,11 +326,11 @@ class PermissionRequested(TypedDict):
 class PermissionResolved(TypedDict):
     """`permission.resolved`: a decision about a call, with its provenance. `kind`: `rule`, `default`, `ceiling`,
     `answer`, `person`, `timeout`, `cancelled`; `decision`: `allow`, `deny`, or how a request was settled (`allow_once`,
-    `allow_session`, `deny`, `expired`, `cancelled`, `released`). `approval_id` null: nobody was asked. `arguments`:
-    what a person made of them."""
+    `allow_session`, `deny`, `expired`, `cancelled`, `released`). `approval_id` null: nobody was asked; `call_id`
+    null: a caller's own order was judged, which is no call of a run. `arguments`: what a person made of them."""
 
     approval_id: str | None
-    call_id: str
+    call_id: str | None
     tool: str
     digest: str
     decision: str

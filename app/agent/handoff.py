@@ -12,8 +12,9 @@ from typing import Any
 from app.agent import events
 from app.agent.attempts import Attempts, OpenHandoff, deadline_of, ended_payload, started_payload
 from app.agent.budget import NOTHING, ONE_DELEGATION, Budget, Refusal
+from app.agent.clearance import decision_event
 from app.agent.definition import AgentDefinition, AgentMode, Inherit, InheritKind, SurfaceKind, tool_name_of
-from app.agent.errors import Conflict, SubagentdError
+from app.agent.errors import CallDenied, Conflict, SubagentdError
 from app.agent.events import Recorder
 from app.agent.filters import InputFilters
 from app.agent.ids import new_id
@@ -23,7 +24,6 @@ from app.agent.orders import (
     DIRECT,
     SUBAGENT_STEPS,
     Delegator,
-    Fallback,
     HandoffOrder,
     HandoffResult,
     Pacing,
@@ -31,10 +31,12 @@ from app.agent.orders import (
     composed,
     reuse_plan,
 )
+from app.agent.permissions import PermissionPolicy, Verdict
 from app.agent.policy import HandoffInput, OnProblem, Reaction
 from app.agent.returned import bounded, neutralised
 from app.agent.runs import (
     Failure,
+    Fallback,
     HandoffStatus,
     Launcher,
     Run,
@@ -151,6 +153,16 @@ class Handoffs:
             above = handoff.by.run if handoff is not None else None
         return False
 
+    def person(self, handoff_id: str | None, asked: bool) -> None:
+        """A person begins (`asked`) or ceases to be asked in a handoff or below it."""
+        handoff = self._open.get(handoff_id or "")
+        if handoff is None:
+            return
+        if asked:
+            handoff.clock.hold()
+        else:
+            handoff.clock.go_on()
+
     async def cancel(self, session: Session, task_id: str) -> bool:
         """End a handoff: its run with everything below it, and every attempt to come; False when it had ended."""
         handoff = self._open.get(task_id)
@@ -173,6 +185,8 @@ class Handoffs:
     async def _governed(self, handoff: OpenHandoff) -> HandoffResult:
         by, order = handoff.by, handoff.order
         denial = by.policy.denial(order.tool, by.child_depth, order.definition.name)
+        if denial is None and by.run is None:  # else rules and persons were asked about the call
+            denial = self._forbidden(by, order)
         if denial is not None:
             denied = handoff.result(HandoffStatus.DENIED, Failure(code="handoff_denied", message=denial))
             return await self._fall_back(handoff, denied, by.policy.on_denied)
@@ -272,8 +286,11 @@ class Handoffs:
         if wanted.reaction is Reaction.AGENT:
             definition = by.find(wanted.target)
             why = "does not exist" if definition is None else _not_allowed(by, order, definition)
+            why = why or await self._kept_out(handoff, definition)
             if definition is None or why is not None:
                 return _unusable(result, f"{who} {why}")
+            if handoff.ending.is_set():
+                return handoff.cut_short()
             text = None  # what it inherits is its own definition's to say, and filters may look at who is asked
         else:
             definition = replace(order.definition, model=wanted.target)
@@ -288,11 +305,57 @@ class Handoffs:
         fallback = handoff.fallback = Fallback(kind=wanted.reaction.value, target=wanted.target)
         other = replace(handoff, order=order, plan=reuse_plan(by.session, order))
         request = self._attempts.request(other, given, other_agent=wanted.reaction is Reaction.AGENT)
-        until = handoff.until or deadline_of(by.policy)
+        until = handoff.until or deadline_of(by.policy, handoff.clock)
         tried = await self._attempts.once(other, request, until, counts=False)
         if tried.status is HandoffStatus.COMPLETED:
             return replace(tried, status=HandoffStatus.FALLBACK, error=result.error, fallback=fallback)
         return _both_failed(result, tried, who)
+
+    # ── rules about whom is started ─────────────────────────────────────────────────────────────────────────────
+
+    async def _kept_out(self, handoff: OpenHandoff, definition: AgentDefinition | None) -> str | None:
+        """Why rules or a person do not let an agent stand in; None when they do, or when nobody waits for it any more.
+        The handoff's clock stands still while a person is asked."""
+        by, order = handoff.by, handoff.order
+        if definition is None:
+            return None
+        if by.run is None:
+            why = self._forbidden(by, replace(order, definition=definition, tool=_tool_for(definition, order)))
+            return None if why is None else f"is not allowed: {why}"
+        if order.stands_in is None:
+            return None
+        asked = asyncio.ensure_future(order.stands_in(_tool_for(definition, order), definition.name))
+        ending = asyncio.create_task(handoff.ending.wait())
+        handoff.clock.hold()
+        try:
+            await asyncio.wait((asked, ending), return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                await asked
+        except CallDenied as error:
+            return f"is not allowed: {error.message}"
+        finally:
+            handoff.clock.go_on()
+            for task in (asked, ending):
+                task.cancel()
+            await asyncio.gather(asked, ending, return_exceptions=True)
+        return None
+
+    def _forbidden(self, by: Delegator, order: HandoffOrder) -> str | None:
+        """Why rules forbid what a caller orders itself; None when they do not. There is no call that could wait for a
+        person, so that what a rule asks about is forbidden as well."""
+        policy, agent = by.permissions, order.definition.name
+        if not isinstance(policy, PermissionPolicy):
+            return None
+        decision = policy.ordered(order.tool, agent)
+        payload = decision_event(None, order.tool, {"agent": agent, "task": order.input}, decision)
+        if payload is not None:
+            self._recorder.record(by.session, events.PERMISSION_RESOLVED, payload)
+        if decision.verdict is Verdict.ALLOW:
+            return None
+        hint = (
+            "; nobody can be asked about a delegation without a parent run" if decision.verdict is Verdict.ASK else ""
+        )
+        return f"{decision.reason}{hint}"
 
 
 def _tool_for(definition: AgentDefinition, order: HandoffOrder) -> str:

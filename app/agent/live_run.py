@@ -13,6 +13,7 @@ from app.agent.approvals import Approvals
 from app.agent.budget import Budget, Meter
 from app.agent.chat import ModelCatalog
 from app.agent.compaction import Compaction
+from app.agent.control import Control
 from app.agent.definition import MAX_STEPS
 from app.agent.delegation import Roster
 from app.agent.duplicates import DuplicateLimits
@@ -20,14 +21,16 @@ from app.agent.events import Event, Masker, Recorder
 from app.agent.filters import Find
 from app.agent.handoff import Lookup
 from app.agent.hooks import NO_HOOKS, HookRegistry
+from app.agent.interruption import GRACE_MS
 from app.agent.orders import SUBAGENT_STEPS, Pacing
 from app.agent.patience import ModelGates, Patience
 from app.agent.permission_subjects import CommandParser, PathResolver
+from app.agent.policy import ToolInherit
 from app.agent.runs import MemoryState, Run, RunOutcome, RunRequest, Session
 from app.agent.shared_memories import Load, MemorySeat
 from app.agent.subagent_hooks import SubagentHooks
 from app.agent.tools import OutputLimit, SchemaChecker, ToolRegistry
-from app.agent.work import Control, Work
+from app.agent.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,8 @@ class RunnerParts:
     default_subagent: str = ""
     subagent_steps: int = SUBAGENT_STEPS
     max_steps: int = MAX_STEPS
+    interrupt_grace_ms: int = GRACE_MS
+    inherit_tools: ToolInherit = ToolInherit.OWN
 
 
 class LiveRun:
@@ -93,11 +98,18 @@ class LiveRun:
     )  # fmt: skip
 
     def __init__(
-        self, run: Run, request: RunRequest, *, above: Budget | None = None, seat: MemorySeat | None = None
+        self,
+        run: Run,
+        request: RunRequest,
+        *,
+        above: Budget | None = None,
+        seat: MemorySeat | None = None,
+        waiting: Control | None = None,
     ) -> None:
+        """`above`: the budget that bounds it; `waiting`: the control of the run that waits for it."""
         self.run = run
         self.request = request
-        self.control = Control()
+        self.control = Control(waiting)
         self.places = Places(above.places() if above is not None and run.depth else ())
         own: list[Budget] = []
         for limits in request.budgets:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from app.agent import events, faults
 from app.agent.answers import digest, json_answer
 from app.agent.asking import FORCED_TEMPERATURE, ask, summarised
-from app.agent.calls import Turn
 from app.agent.chat import TOOL_CHOICES, ChatRequest, Finish, Reply
 from app.agent.compaction import CONTEXT_OVERFLOW
 from app.agent.errors import BudgetSpent, InvalidOutput, ModelError
@@ -18,6 +17,7 @@ from app.agent.messages import NO_USAGE, Message, Role
 from app.agent.runs import StopReason
 from app.agent.texts import filled
 from app.agent.transcript import acceptable
+from app.agent.turns import Turn
 from app.agent.work import Answer, Work, completed, keep_reply
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,8 @@ async def _back_at_work(work: Work) -> bool:
     limit = asyncio.timeout_at(work.control.hard_at)
     try:
         async with limit:
-            if work.go_on is not None:
-                await work.go_on()
+            if work.places is not None:
+                await work.places.take()
     except TimeoutError:
         if not limit.expired():
             raise
@@ -109,14 +109,16 @@ async def _step(work: Work) -> Answer | None:
         turn = _turn(work, step, seq)
         await work.calls.execute(turn, reply.tool_calls, work.memory.messages)
         faults.hit("after_tools")
-    elif reply.finish is Finish.LENGTH and not reply.text:
+    elif reply.finish is Finish.LENGTH and not work.cut:
         work.add(Role.USER, work.texts.reply_cut)
     elif reply.malformed_call and not work.nudged:
         work.nudged = True
         work.add(Role.USER, work.texts.malformed_call)
     else:
+        _refused(work, reply)
         text = _accepted(work, _text_of(work, reply))
-        answer = None if text is None else Answer(text=text, stop_reason=StopReason.ANSWER)
+        answer = None if text is None else Answer(text=text, stop_reason=_why_it_ends(work, reply))
+    work.cut = reply.finish is Finish.LENGTH
     completed(work, reply, step, began)
     return answer
 
@@ -145,7 +147,7 @@ async def _reply(work: Work, request: ChatRequest, *, last: bool = False) -> Rep
     try:
         reply = await ask(work, request, last=last)
     except ModelError as error:
-        shown = "".join(work.shown).strip()  # which is kept as this step's partial reply
+        shown = "".join((*work.shown, *work.thought)).strip()  # which is kept as this step's partial reply
         if error.code != CONTEXT_OVERFLOW or shown or not await _shortened(work, overflow=True, last=last):
             raise
         messages = acceptable(work.memory.messages)
@@ -159,6 +161,26 @@ async def _reply(work: Work, request: ChatRequest, *, last: bool = False) -> Rep
 
 def _text_of(work: Work, reply: Reply) -> str:
     return reply.text if reply.text.strip() else digest(work.memory.messages[work.first :], work.texts)
+
+
+def _refused(work: Work, reply: Reply) -> None:
+    """Raises `ModelError` for a reply that was broken off before it said anything: no answer is to be made of that."""
+    if reply.text.strip() or reply.finish not in (Finish.LENGTH, Finish.FILTERED):
+        return
+    if reply.finish is Finish.LENGTH:
+        said = "the reply was cut by its length limit twice before it said anything; raise max_tokens"
+        raise ModelError(f"{work.model.name}: {said}", code="reply_cut")
+    raise ModelError(f"{work.model.name}: the provider withheld the reply (content filter)", code="reply_filtered")
+
+
+def _why_it_ends(work: Work, reply: Reply) -> StopReason:
+    """What was broken off is no ordinary answer, nor is a call written as text, once more after the model was told;
+    JSON that was asked for is."""
+    if reply.finish in (Finish.LENGTH, Finish.FILTERED):
+        return StopReason(reply.finish.value)
+    if reply.malformed_call and work.output_schema is None:
+        return StopReason.MALFORMED_CALL
+    return StopReason.ANSWER
 
 
 def _accepted(work: Work, text: str) -> str | None:
@@ -189,9 +211,9 @@ def _turn(work: Work, step: int, seq: int) -> Turn:
         deadline=work.control.hard_at,
         check=work.control.check,
         budget=work.budget,
-        pause=work.pause,
-        go_on=work.go_on,
+        places=work.places,
         clearance=work.clearance,
+        abort_siblings=bool(work.definition.abort_siblings),
     )
 
 
@@ -290,5 +312,5 @@ def _cut_short(work: Work) -> str:
     if text.strip():
         return text
     _collect(work)
-    keep_reply(work, Reply(text=work.text))
+    keep_reply(work, Reply(text=work.text, reasoning="".join(work.thought)))
     return work.text

@@ -11,11 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.agent.budget import Budget
-from app.agent.definition import AgentDefinition, Inherit, SessionMode, SessionScope, Surface, SurfaceKind
+from app.agent.definition import (
+    AgentDefinition,
+    Inherit,
+    SessionMode,
+    SessionScope,
+    Surface,
+    SurfaceKind,
+    ToolCeiling,
+)
 from app.agent.messages import Message
 from app.agent.permission_rules import PermissionRule
 from app.agent.policy import BudgetLimits, HandoffPolicy, Reaction
-from app.agent.runs import Ceiling, Failure, HandoffStatus, ReusePlan, Run, RunOutcome, Session
+from app.agent.runs import Ceiling, Failure, Fallback, HandoffStatus, ReusePlan, Run, RunOutcome, Session
 from app.agent.tools import ToolResult
 
 SUBAGENT_STEPS = 5  # spec 5.1
@@ -41,7 +49,7 @@ class Pacing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delegator:
     """Who delegates: a run of a session, or (run None) a caller over HTTP. `tools` are the run's ordinary tools, with
-    what `limits` leave of them.
+    what `limits` leave of them; `ceiling`: what its children may have at most, None where that is not bounded.
 
     `history` and `summary` give the run's conversation for children that inherit it; `find` names the agents of the
     session, `agents` are those that the run's own definition names (None: all); `budget` is that of the run, or of the
@@ -58,6 +66,7 @@ class Delegator:
     thinking: bool | None = None
     tools: tuple[str, ...] | None = None
     limits: tuple[PermissionRule, ...] = ()
+    ceiling: ToolCeiling | None = None
     budget: Budget | None = None
     agents: tuple[str, ...] | None = None
     permissions: Ceiling | None = None
@@ -77,7 +86,8 @@ class HandoffOrder:
 
     `fields` instead of `task`: the arguments of an agent with an `input_schema`. `purpose` is for people only.
     `session_key` names the memory of an agent whose scope is `key`; `inherit` may lower what the definition lets it
-    read; `primary` carries the same call to the ordinary tool of that name.
+    read; `primary` carries the same call to the ordinary tool of that name; `stands_in` asks whether another agent may
+    stand in, by the name of its tool and its own, and raises `CallDenied`.
     """
 
     tool: str
@@ -98,19 +108,12 @@ class HandoffOrder:
     budget: BudgetLimits | None = None
     output_schema: Mapping[str, Any] | None = None
     primary: Callable[[], Awaitable[ToolResult]] | None = None
+    stands_in: Callable[[str, str], Awaitable[None]] | None = None
 
     @property
     def input(self) -> str:
         """The task as it was asked for."""
         return composed(self.task, self.context, self.fields)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fallback:
-    """What stood in for the subagent: another `agent`, another `model`, an `answer`, or the `primary` tool."""
-
-    kind: str
-    target: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from app.agent.answers import json_answer
 from app.agent.chat import ChatRequest, Emit, Prices, Reply
 from app.agent.errors import InvalidOutput, ModelError, SubagentdError
 from app.agent.filters import Find
+from app.agent.interruption import Interruption, bounded
 from app.agent.messages import Message
 from app.agent.runs import StopReason
 from app.agent.work import Answer, Work, keep_reply
@@ -149,9 +150,8 @@ async def _called(path: str, function: Callable[..., Any], task: str, context: R
     if not inspect.isawaitable(found):
         return found
     # in a task of its own: what cancels itself in there must not have cancelled the run
-    inner = asyncio.create_task(_contained(path, found), name=f"runner {path}")
     try:
-        return await inner
+        return await bounded(_contained(path, found), Interruption(), name=f"runner {path}")
     except asyncio.CancelledError as error:
         own = asyncio.current_task()
         if own is None or own.cancelling():

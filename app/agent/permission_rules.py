@@ -1,4 +1,4 @@
-"""One permission rule: what it is about, and which texts its pattern means, also where pieces of them are not known.
+"""One permission rule: what it is about, and whether it speaks of a call.
 
 Knows neither what wins (`permissions.py`) nor how a rule is written (`definitions/rules.py`).
 """
@@ -6,16 +6,31 @@ Knows neither what wins (`permissions.py`) nor how a rule is written (`definitio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
-from functools import lru_cache
 
-UNKNOWN = "\0"  # in a text: a piece, of any length, that is not known before the call runs; no command can hold it
+from app.agent.rule_patterns import UNKNOWN, PatternKind, fits, is_known, may_fit, star_matches
+
+__all__ = [
+    "AGENT", "COMMAND", "FETCH", "READERS", "UNKNOWN", "WRITERS", "PatternKind", "PermissionRule", "PermissionRules",
+    "Scope", "Verdict", "allows", "covers", "leads_to", "lies_in", "pattern_kind", "restricts", "rule_for",
+    "surely_restricts",
+]  # fmt: skip
+
 AGENT = "Agent"  # in a rule: every tool that starts agents
 COMMAND = "run_command"
 FETCH = "web_fetch"
+# As people write rules about them (spec 8.4); a suggested rule is one that a person could have written.
+_WRITTEN = {
+    COMMAND: "Bash",
+    FETCH: "WebFetch",
+    "read_file": "Read",
+    "glob": "Glob",
+    "grep": "Grep",
+    "write_file": "Write",
+    "edit_file": "Edit",
+}
 READERS = frozenset({"read_file", "glob", "grep"})
 WRITERS = frozenset({"write_file", "edit_file"})
-_MAX_DOUBTFUL = 2_000  # characters of a text with unknown pieces that are compared; a longer one may mean anything
+_MAX_SUGGESTED = 900  # characters of a suggested pattern; the whole rule must be one that can be read again
 _SPECIAL = frozenset("*?[]\\(),\n\r\0")  # what a suggested rule could not say literally
 
 
@@ -25,15 +40,6 @@ class Verdict(StrEnum):
     ALLOW = "allow"
     ASK = "ask"
     DENY = "deny"
-
-
-class PatternKind(StrEnum):
-    """What the pattern of a rule is about."""
-
-    COMMAND = "command"
-    PATH = "path"
-    DOMAIN = "domain"
-    AGENT = "agent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,131 +99,13 @@ def covers(rule: PermissionRule, tool: str, delegation: bool) -> bool:
     name = rule.tool
     if name in (tool, "*") or (name == AGENT and delegation):
         return True
+    if name == "read_file" and tool == "grep" and rule.effect is not Verdict.ALLOW:
+        return True  # it shows what files hold
     if rule.pattern is not None:
         return (name == "read_file" and tool in READERS) or (name in WRITERS and tool in WRITERS)
     if not name.startswith("mcp__"):
         return False
-    return tool.startswith(f"{name}__") if name.count("__") == 1 else "*" in name and _matches(name, tool)
-
-
-def _matches(pattern: str, text: str, unknown_fits: bool = False) -> bool:
-    """Whether a text is one that the pattern means. An unknown piece goes into a star only, or is all it could be."""
-    if unknown_fits and UNKNOWN in text:
-        return _may_match(pattern, text)
-    first, *between = pattern.split("*")
-    if not between:
-        return pattern == text
-    last = between.pop()
-    if len(text) < len(first) + len(last) or not (text.startswith(first) and text.endswith(last)):
-        return False
-    at, end = len(first), len(text) - len(last)
-    for piece in between:  # the first place of each leaves the most to the next
-        at = text.find(piece, at, end)
-        if at < 0:
-            return False
-        at += len(piece)
-    return True
-
-
-def _may_match(pattern: str, text: str) -> bool:
-    """Whether something in the unknown places makes the text one that the pattern means.
-
-    Linear in the text: the places in the pattern that a reading may have reached are the bits of one number.
-    """
-    if len(text) > _MAX_DOUBTFUL:
-        return True
-    stars, chars, end = _compiled(pattern)
-
-    def skipped(places: int) -> int:
-        while (more := places | (places & stars) << 1) != places:
-            places = more
-        return places
-
-    places = skipped(1)
-    for char in text:
-        if char == UNKNOWN:
-            places = (end << 1) - (places & -places)
-        else:
-            places = skipped((places & chars.get(char, 0)) << 1 | places & stars)
-        if not places:
-            return False
-    return bool(places & end)
-
-
-@lru_cache(maxsize=4_096)
-def _compiled(pattern: str) -> tuple[int, dict[str, int], int]:
-    """Where a pattern has stars, where each other character, and its end, as bits."""
-    stars, chars = 0, dict[str, int]()
-    for at, char in enumerate(pattern):
-        if char == "*":
-            stars |= 1 << at
-        else:
-            chars[char] = chars.get(char, 0) | 1 << at
-    return stars, chars, 1 << len(pattern)
-
-
-def _path_matches(pattern: str, path: str, below: bool, unknown_fits: bool = False) -> bool:
-    """As `_matches`, name by name. `below`: what lies below a match belongs to it."""
-    wanted, literal = _names_of(pattern)
-    names = [] if path == "." else path.split("/")
-    if UNKNOWN not in path and not literal.issubset(names):
-        return False
-    end = len(wanted)
-
-    def skipped(places: set[int]) -> set[int]:
-        for at in range(end):
-            if at in places and wanted[at] == "**":
-                places.add(at + 1)
-        return places
-
-    places = skipped({0})
-    for name in names:
-        if name == UNKNOWN and unknown_fits:  # any number of names
-            places = set(range(min(places, default=end), end + 1))
-            if below and end in places and wanted[-1] == "**":
-                return True
-            continue
-        held = {at for at in places if at < end and wanted[at] == "**"}
-        ahead = {at + 1 for at in places if at < end and _name_matches(wanted[at], name, unknown_fits)}
-        places = skipped(held | ahead)
-        if below and end in places:
-            return True
-    return end in places
-
-
-@lru_cache(maxsize=4_096)
-def _names_of(pattern: str) -> tuple[list[str], frozenset[str]]:
-    """The names of a path pattern, and those of them that stand for themselves."""
-    names = pattern.split("/")
-    return names, frozenset(name for name in names if not any(char in name for char in "*?["))
-
-
-def _name_matches(pattern: str, name: str, unknown_fits: bool) -> bool:
-    if pattern == "**":
-        return False
-    if UNKNOWN not in name:
-        return fnmatchcase(name, pattern)
-    if not unknown_fits:
-        return False
-    return _matches("".join("*" if char in "?[]*" else char for char in pattern), name, True) or "[" in pattern
-
-
-def _fits(kind: PatternKind | None, pattern: str, text: str, strict: bool, unknown_fits: bool = False) -> bool:
-    """Whether a pattern means a text. `strict`: to allow it; else to restrict it, and then rather more than less."""
-    if kind is PatternKind.PATH:
-        return _path_matches(pattern, text, not strict, unknown_fits)
-    if kind is PatternKind.DOMAIN:
-        below = pattern if pattern.startswith("*.") else f"*.{pattern}"
-        return any(_matches(host, text, unknown_fits) for host in {pattern, below})
-    if kind is PatternKind.AGENT and not strict:  # a name that is nearly right starts the agent, too
-        pattern, text = _bare(pattern), _bare(text)
-    if _matches(pattern, text, unknown_fits):
-        return True
-    return kind is PatternKind.COMMAND and pattern.endswith(" *") and _matches(pattern[:-2], text, unknown_fits)
-
-
-def _bare(name: str) -> str:
-    return "".join(char for char in name.casefold() if char.isalnum() or char in "*\0")
+    return tool.startswith(f"{name}__") if name.count("__") == 1 else "*" in name and star_matches(name, tool)
 
 
 # ── what follows for a call ─────────────────────────────────────────────────────────────────────────────────────
@@ -225,20 +113,41 @@ def _bare(name: str) -> str:
 
 def restricts(rule: PermissionRule, kind: PatternKind | None, texts: Sequence[str]) -> bool | None:
     """Whether a rule that denies or asks is about a call that may be named by any of these texts; None: it may be."""
+    if surely_restricts(rule, kind, texts):
+        return True
+    pattern = rule.pattern
+    if pattern is None or kind is None:
+        return False
+    return None if any(not is_known(text) and may_fit(kind, pattern, text) for text in texts) else False
+
+
+def surely_restricts(rule: PermissionRule, kind: PatternKind | None, texts: Sequence[str]) -> bool:
+    """As `restricts`, without what may be: that takes longer to find out."""
     pattern = rule.pattern
     if pattern is None or kind is None:
         return True  # a pattern on a tool that takes none limits the whole tool
-    if any(_fits(kind, pattern, text, strict=False) for text in texts):
-        return True
-    doubtful = any(UNKNOWN in text and _fits(kind, pattern, text, strict=False, unknown_fits=True) for text in texts)
-    return None if doubtful else False
+    return any(fits(kind, pattern, text, strict=False) for text in texts)
 
 
 def allows(rule: PermissionRule, kind: PatternKind | None, texts: Sequence[str]) -> bool:
     """Whether a rule that allows is about a call that has these names, each of which means just this call."""
     if rule.pattern is None:
         return True
-    return kind is not None and any(_fits(kind, rule.pattern, text, strict=True) for text in texts)
+    return kind is not None and any(fits(kind, rule.pattern, text, strict=True) for text in texts)
+
+
+def lies_in(path: str, directory: str) -> bool:
+    """Whether a resolved path is this directory or file, or lies below it."""
+    return directory in (".", path) or path.startswith(f"{directory}/")
+
+
+def leads_to(answer: PermissionRule, tool: str, path: str) -> bool:
+    """Whether a person's answer allows a search to see this, or something below it, which only a walk through it
+    finds."""
+    if not covers(answer, tool, False):
+        return False
+    pattern = answer.pattern
+    return allows(answer, PatternKind.PATH, (path,)) or (pattern is not None and pattern.startswith(f"{path}/"))
 
 
 def rule_for(tool: str, kind: PatternKind | None, texts: Sequence[str]) -> PermissionRule | None:
@@ -248,12 +157,29 @@ def rule_for(tool: str, kind: PatternKind | None, texts: Sequence[str]) -> Permi
     text = texts[0] if texts else ""
     if kind is PatternKind.PATH and text.endswith(UNKNOWN):
         text = text.removesuffix(UNKNOWN)
-        return None if _SPECIAL.intersection(text) else _suggested(tool, f"{text}**", f"./{text}**")
-    if not text or text != text.strip() or _SPECIAL.intersection(text):
+        below = not text or (text.endswith("/") and _is_literal(text[:-1], kind))
+        return _suggested(tool, f"{text}**", f"./{text}**") if below else None
+    if not _is_literal(text, kind):
         return None
     shown = {PatternKind.PATH: f"./{text}", PatternKind.DOMAIN: f"domain:{text}"}
-    return _suggested(tool, text, shown.get(kind, text))
+    return _suggested(AGENT if kind is PatternKind.AGENT else tool, text, shown.get(kind, text))
+
+
+def _is_literal(text: str, kind: PatternKind) -> bool:
+    """Whether a rule with this text means just this text, also when it was written down and read again."""
+    plain = text == text.strip() and text.isprintable() and not _SPECIAL.intersection(text)
+    if kind is PatternKind.PATH and ("{" in text or {"", ".", ".."}.intersection(text.split("/"))):
+        return False
+    if kind is PatternKind.DOMAIN and not all(_is_label(label) for label in text.split(".")):
+        return False
+    return plain and 0 < len(text) <= _MAX_SUGGESTED
+
+
+def _is_label(text: str) -> bool:
+    """Whether this may stand between the dots of a host."""
+    return text.isascii() and text == text.strip("-") != "" and all(char.isalnum() or char in "-_" for char in text)
 
 
 def _suggested(tool: str, pattern: str, shown: str) -> PermissionRule:
-    return PermissionRule(effect=Verdict.ALLOW, tool=tool, pattern=pattern, text=f"{tool}({shown})")
+    text = f"{_WRITTEN.get(tool, tool)}({shown})"
+    return PermissionRule(effect=Verdict.ALLOW, tool=tool, pattern=pattern, text=text)

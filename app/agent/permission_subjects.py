@@ -3,16 +3,24 @@
 Knows no policy. How a command line is read is a port, `CommandParser`.
 """
 
+import posixpath
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from app.agent.permission_rules import COMMAND, READERS, UNKNOWN, PatternKind, PermissionRule, pattern_kind
+from app.agent.permission_rules import COMMAND, READERS, WRITERS, PermissionRule, pattern_kind
+from app.agent.rule_patterns import ANY_NAME, UNKNOWN, PatternKind, is_known
 from app.agent.tools import ToolSpec
 
+_OUTSIDE = ("",)  # no rule is about it
+_UP = "/".join([".."] * 40)  # from any workspace to the root of the file system
+_SLASHES = re.compile(r"/(?:\.?/)+")
+_PERHAPS_UP = re.compile(f"(?:^|/)\\.[^/]*{ANY_NAME}[^/]*/*$")
+_HOME = re.compile(r"~(?:/|[A-Za-z_]|$)")
 _SEARCHES = frozenset({"glob", "grep"})
-_AGENT_ARGUMENTS = {"execute_task": "name", "dispatch_subagent": "agent_type"}
+_AGENT_ARGUMENTS = {"execute_task": "name", "dispatch_subagent": "agent_type"}  # who else is meant, `Means` says
 
 PathResolver = Callable[[str], str | None]
 
@@ -23,30 +31,38 @@ PathResolver = Callable[[str], str | None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandPart:
     """One simple command. `exact`: its spellings that mean just this, empty if what runs is not known before. `loose`:
-    every spelling that a restriction may name. `granted`: it only runs another part and needs no allowance itself."""
+    every spelling that a restriction may name. `perhaps`: spellings of a command that it may run, if it is a program
+    that does so. `granted`: it only runs another part and needs no allowance itself."""
 
     exact: tuple[str, ...]
     loose: tuple[str, ...]
+    perhaps: tuple[str, ...] = ()
     granted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTarget:
-    """A file that a command writes; `redirected`: by the shell itself, whatever the command is."""
+    """A file that a command writes; `redirected`: by the shell itself, whatever the command is; `whole`: with all that
+    lies below, if it is a directory; `sure` False: it may write it."""
 
     path: str
     redirected: bool
+    whole: bool = False
+    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCommand:
-    """A command line taken apart, with `UNKNOWN` in the texts. `problem`: why it could not be judged to its end, or
-    None. `words`: what may name a file. `bases`: the directories that relative paths may start from, `UNKNOWN` for one
-    that is not known."""
+    """A command line taken apart, with `UNKNOWN` in the texts, in paths also `ANY_NAME`. `problem`: why it could not be
+    judged to its end, or None. `words`: what may name a file; `perhaps`: what names one if the command reads it so;
+    `walks`: directories of which it reads all that lies below.
+    `bases`: the directories that relative paths may start from, `UNKNOWN` for one that is not known."""
 
     parts: tuple[CommandPart, ...] = ()
     writes: tuple[WriteTarget, ...] = ()
     words: tuple[str, ...] = ()
+    perhaps: tuple[str, ...] = ()
+    walks: tuple[str, ...] = ()
     bases: tuple[str, ...] = (".",)
     problem: str | None = None
 
@@ -61,8 +77,9 @@ class CommandParser(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
     """What a decision needs to know of the world. `resolve_path` gives the place that a path really names, relative to
-    the workspace (`.` for itself), None when it leads outside or cannot be told. `agent` is whom a delegation tool
-    would start; without it only the arguments say so. `answers`: rules that persons gave for this session."""
+    the workspace (`.` for itself), None when it leads outside or cannot be told; of one that ends in a slash also when
+    it is no directory. `agent` is whom a delegation tool would start; without it only the arguments say so. `answers`:
+    rules that persons gave for this session."""
 
     parser: CommandParser
     resolve_path: PathResolver
@@ -115,6 +132,15 @@ def subjects_of(spec: ToolSpec, arguments: Any, means: Means) -> list[Subject]:
     return [replace(subject, shown=f"{spec.name} for {known}", exact=(known,), loose=(known,))]
 
 
+def place_of(spec: ToolSpec, arguments: Any, means: Means) -> str | None:
+    """The file or directory that a call of a file tool names, resolved; None for other tools, and where it cannot be
+    told."""
+    if pattern_kind(spec.name, spec.delegation) is not PatternKind.PATH:
+        return None
+    (subject,) = subjects_of(spec, arguments, means)
+    return subject.loose[0] if subject.exact else None
+
+
 def _of_command(parsed: ParsedCommand, means: Means) -> list[Subject]:
     command = Subject(tool=COMMAND, shown=parsed.problem or "", kind=PatternKind.COMMAND, derived=True)
     found = [
@@ -127,18 +153,30 @@ def _of_command(parsed: ParsedCommand, means: Means) -> list[Subject]:
         )
         for part in parsed.parts
     ]
+    found += [
+        replace(command, shown=f"`{part.loose[0]}`", loose=part.perhaps, limits_only=True, sure=False)
+        for part in parsed.parts
+        if part.perhaps
+    ]
     if parsed.problem is not None:
         perhaps = replace(command, kind=PatternKind.PATH, limits_only=True, sure=False)
         found += [command, replace(perhaps, tool="read_file"), replace(perhaps, tool="write_file")]
+    known = dict.fromkeys(parsed.words, True) | dict.fromkeys(parsed.perhaps, False)
     for base in parsed.bases:
         for target in parsed.writes:
             write = _of_path("write_file", target.path, means, base)
-            found.append(replace(write, limits_only=not target.redirected))
-        for word in parsed.words:
+            write = _with_all_below(write, target.path, means) if target.whole else write
+            if not target.sure and write.loose == (UNKNOWN,):
+                continue  # it is no path of the workspace
+            found.append(replace(write, limits_only=not target.redirected, sure=target.sure))
+        for word, sure in known.items():
             read = _of_path("read_file", word, means, base)
-            if read.loose != (UNKNOWN,):  # a word that is no path of the workspace names no file of it
-                found.append(replace(read, limits_only=True))
-    return found
+            if read.loose != _OUTSIDE:  # a word that is no path of the workspace names no file of it
+                found.append(replace(read, limits_only=True, sure=sure))
+        for word in parsed.walks:
+            walk = _with_all_below(_of_path("read_file", word, means, base), word, means)
+            found.append(replace(walk, limits_only=True))
+    return list(dict.fromkeys(found))
 
 
 def _of_path(tool: str, path: Any, means: Means, base: str | None = None) -> Subject:
@@ -147,18 +185,9 @@ def _of_path(tool: str, path: Any, means: Means, base: str | None = None) -> Sub
     subject = Subject(tool=tool, shown=f"{tool} of {path}", kind=PatternKind.PATH, derived=derived)
     if not isinstance(path, str):
         return subject
-    if base not in (None, ".") and not path.startswith(("/", "~")):
-        path = f"{base}/{path}"
-    if derived and UNKNOWN not in path and path.startswith("~"):
-        names = [name for name in path.split("/")[1:] if name not in ("", ".", "..")]
-        # wherever the home directory is, the workspace may be it or lie below it
-        return replace(subject, loose=tuple("/".join(names[at:]) for at in range(len(names))) or (UNKNOWN,))
-    if UNKNOWN in path:
-        return replace(subject, loose=(_without_start(path),))
-    try:
-        place = means.resolve_path(path)
-    except (OSError, ValueError):
-        place = None
+    if derived:
+        return _of_shell_path(subject, path if base == "." or path.startswith(("/", "~")) else f"{base}/{path}", means)
+    place = None if UNKNOWN in path else _place(path, means)
     if place is None:
         return subject
     if tool in _SEARCHES:
@@ -166,16 +195,63 @@ def _of_path(tool: str, path: Any, means: Means, base: str | None = None) -> Sub
     return replace(subject, exact=(place,), loose=(place,))
 
 
-def _without_start(path: str) -> str:
-    """What is sure of a path with unknown pieces: the names behind the last `..`, below an unknown directory."""
-    names: list[str] = []
-    known = not path.startswith(("/", "~"))
-    for name in path.split("/"):
+def _of_shell_path(subject: Subject, path: str, means: Means) -> Subject:
+    """A path in a command, as a shell understands it."""
+    outside = subject if subject.tool in WRITERS else replace(subject, loose=_OUTSIDE)
+    if path.startswith("~"):
+        names = [name for name in path.split("/")[1:] if name not in ("", ".")]
+        if ".." not in names and _HOME.match(path) and is_known(path):
+            # wherever the home directory is, the workspace may be it or lie below it
+            return replace(subject, loose=tuple("/".join(names[at:]) for at in range(len(names)))) if names else outside
+        path = f"{UNKNOWN}/{path.partition('/')[2]}"
+    if UNKNOWN in path:
+        return replace(subject, loose=_ends_of(path.rpartition(UNKNOWN)[2]))
+    if path.startswith(("/", "..")):
+        names = [name for name in posixpath.normpath(path).split("/") if name not in ("", "..")]
+        if names[:1] == ["proc"]:  # through there a command comes to its own directory
+            return replace(subject, loose=_ends_of(f"/{names[-1]}"))
+    if path.startswith("/"):
+        path = f"{_UP}{path}"  # an absolute path that reaches the workspace on another way is one of its paths, too
+    path = _SLASHES.sub("/", path)
+    directory, _, last = path.rpartition("/")
+    if ANY_NAME in directory:  # it may be a link to any place
+        return replace(subject, loose=_ends_of(f"/{directory.rpartition(ANY_NAME)[2].partition('/')[2]}/{last}"))
+    place = _place((directory or ".") if ANY_NAME in last else path, means)
+    if place is None:
+        return outside
+    if ANY_NAME in last:
+        return replace(subject, loose=(last if place == "." else f"{place}/{last}",))
+    return replace(subject, exact=(place,), loose=(place,))
+
+
+def _with_all_below(subject: Subject, path: str, means: Means) -> Subject:
+    """The same for a directory with all in it. One outside may have the workspace somewhere below."""
+    if path.startswith("~") or _PERHAPS_UP.search(path):
+        return replace(subject, exact=(), loose=(UNKNOWN,) if subject.loose == _OUTSIDE else (*subject.loose, UNKNOWN))
+    if subject.exact and _place(subject.exact[0], means, "/") is None:
+        return subject  # a file
+    known = () if subject.loose == _OUTSIDE else subject.loose
+    below = [UNKNOWN if path in (".", "") else f"{path}/{UNKNOWN}" for path in known or (UNKNOWN,)]
+    return replace(subject, exact=(), loose=(*known, *below))
+
+
+def _ends_of(known: str) -> tuple[str, ...]:
+    """What may be said of a path that begins in an unknown way, which may lead up and down again: the names behind."""
+    first, *names = known.split("/")
+    for name in names.copy():
         if name == "..":
-            names, known = [], False
-        elif name not in ("", "."):
-            names.append(name)
-    return "/".join(names if known or names[:1] == [UNKNOWN] else [UNKNOWN, *names])
+            first, names = "", names[names.index("..") + 1 :]
+    names = [name for name in names if name not in ("", ".")]
+    if first or not names:
+        return ("/".join([f"{UNKNOWN}{first}", *names]),)
+    return f"{UNKNOWN}/{'/'.join(names)}", f"{UNKNOWN}{'/'.join(names)}"
+
+
+def _place(path: str, means: Means, end: str = "") -> str | None:
+    try:
+        return means.resolve_path(f"{path.rstrip('/')}{end}" or "/")
+    except (OSError, ValueError):
+        return None
 
 
 def host_of(url: Any) -> str | None:

@@ -6,10 +6,9 @@ Who wins: the strictest verdict over all parts of a call and over the policies o
 one policy deny beats ask beats allow. An allow rule with a pattern closes its tool: what none of them covers is asked.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from app.agent.permission_rules import (
@@ -23,8 +22,11 @@ from app.agent.permission_rules import (
     Verdict,
     allows,
     covers,
+    leads_to,
+    lies_in,
     restricts,
     rule_for,
+    surely_restricts,
 )
 from app.agent.permission_subjects import (
     CommandParser,
@@ -35,6 +37,7 @@ from app.agent.permission_subjects import (
     WriteTarget,
     subjects_of,
 )
+from app.agent.rule_patterns import ANY_NAME, Screen, screen
 from app.agent.tools import ToolSpec
 
 __all__ = [
@@ -46,6 +49,8 @@ _SHOWN = 200  # characters of an argument in a reason
 _STRICTNESS = {Verdict.ALLOW: 0, Verdict.ASK: 1, Verdict.DENY: 2}
 _Ruled = tuple[tuple[PermissionRule, Scope], ...]
 _FILE_TOOLS = ("read_file", "write_file")  # stand for all that read and write, see `covers`
+_SCREENED = 8  # rules of a tool from which on they are looked through together
+_MAX_FINDINGS = 200  # that an explanation shows
 
 
 class DecisionKind(StrEnum):
@@ -73,10 +78,16 @@ class Decision:
     scope: Scope | None = None
     suggested_rule: PermissionRule | None = None
 
+    @property
+    def by_default(self) -> bool:
+        """No rule is about it, not even one that closes its tool: the default of a scope decided."""
+        return not self.rule and self.scope is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A decision with what each part of the call gave under each policy, the run's own first."""
+    """A decision with what each part of the call gave under each policy, the run's own first; of very many the
+    strictest."""
 
     decision: Decision
     findings: tuple[Decision, ...]
@@ -94,11 +105,11 @@ class PermissionPolicy:
     __slots__ = ("_layers", "_open")
 
     def __init__(
-        self, owner: str, scopes: Sequence[PermissionRules] = (), under: Sequence[PermissionRules] = ()
+        self, owner: str, scopes: Sequence[PermissionRules] = (), under: Sequence[Sequence[PermissionRules]] = ()
     ) -> None:
-        """`owner` names the agent in the record. `under`: those of `scopes` that hold whatever the others allow (spec
-        10.5). An empty policy allows everything."""
-        layers = [tuple(scopes), *([tuple(under)] if under else [])]
+        """`owner` names the agent in the record. `under`: groups of `scopes`, each of which holds whatever the others
+        allow (spec 10.5). An empty policy allows everything."""
+        layers = [tuple(scopes), *(tuple(each) for each in under if each)]
         self._layers: tuple[_Layer, ...] = tuple(_Layer(owner=owner, scopes=each) for each in layers)
         self._open: dict[tuple[str, bool], bool] = {}
 
@@ -110,7 +121,7 @@ class PermissionPolicy:
         shared = [scope for scope in self._layers[0].scopes if scope.scope is not Scope.DEFINITION]
         widens = definition is not None and not trusted and definition.allows_anything
         under = [scope for scope in shared if widens and scope.scope is not Scope.SESSION]
-        child = PermissionPolicy(owner, [*shared, *([definition] if definition else [])], under=under)
+        child = PermissionPolicy(owner, [*shared, *([definition] if definition else [])], under=[under])
         own = child._layers[0]
         above = (one for one in self._layers if not one.own_limit and one.scopes != own.scopes)
         # the same rules twice say nothing new: a chain of delegations stays as long as there are different agents
@@ -132,20 +143,45 @@ class PermissionPolicy:
 
     def explain(self, spec: ToolSpec, arguments: Any, means: Means) -> Explanation:
         """The decision with everything that led to it (spec 8.5)."""
-        if self._is_open(spec):
-            return _OPEN
+        return _OPEN if self.is_open(spec) else self._judged(subjects_of(spec, arguments, means), means.answers)
+
+    def starting(self, tool: str, agent: str, answers: Sequence[PermissionRule] = ()) -> Decision:
+        """Whether an agent may stand in for another; `tool` is the name of the tool that would start it."""
+        return self._judged([_agent(tool, agent)], answers).decision
+
+    def ordered(self, tool: str, agent: str) -> Decision:
+        """The same for an agent that a caller names itself, as no call of a model. Whoever orders that has decided,
+        where no rule speaks and the default is to ask; there is nothing that could wait for an answer to a rule."""
+        found = self._judged([_agent(tool, agent)], ())
+        strict = [
+            each
+            for each in found.findings
+            if each.verdict is Verdict.DENY or (each.verdict is Verdict.ASK and not each.by_default)
+        ]
+        return max(strict, key=lambda each: _STRICTNESS[each.verdict], default=_OPEN.decision)
+
+    def opening(self, spec: ToolSpec, place: str, answers: Sequence[PermissionRule] = ()) -> Decision:
+        """Whether a call may read what it has opened; `place` is what that really is, relative to the workspace."""
+        if self.is_open(spec):
+            return _OPEN.decision
+        subject = Subject(tool=spec.name, shown=place, kind=PatternKind.PATH, exact=(place,), loose=(place,))
+        return self._judged([subject], answers).decision
+
+    def _judged(self, subjects: Sequence[Subject], answers: Sequence[PermissionRule]) -> Explanation:
         findings: list[Decision] = []
-        subjects = subjects_of(spec, arguments, means)
         for depth, layer in enumerate(self._layers):
             for subject in subjects:
-                found = _answered(layer.judge(subject), subject, means.answers)
+                found = _answered(layer.judge(subject), subject, answers)
                 if depth and found.kind is not DecisionKind.ANSWER and layer.owner != self._layers[0].owner:
                     found = replace(found, kind=DecisionKind.CEILING)
                 findings.append(found)
         if not findings:
             return _OPEN
         decision = max(findings, key=lambda found: _STRICTNESS[found.verdict])
-        return Explanation(decision=_with_one_suggestion(decision, findings), findings=tuple(findings))
+        shown = findings
+        if len(findings) > _MAX_FINDINGS:
+            shown = sorted(findings, key=lambda found: -_STRICTNESS[found.verdict])[:_MAX_FINDINGS]
+        return Explanation(decision=_with_one_suggestion(decision, findings), findings=tuple(shown))
 
     def hides(self, spec: ToolSpec) -> bool:
         """Whether a model is not shown the tool: a deny without a pattern is about it (spec 8.4)."""
@@ -155,22 +191,26 @@ class PermissionPolicy:
             for rule, _ in layer.about(spec.name, spec.delegation)
         )
 
-    def concealing(self, spec: ToolSpec) -> Callable[[str], bool] | None:
-        """`conceals` for one tool; None where it conceals nothing."""
-        return None if self._is_open(spec) else partial(self.conceals, spec)
-
-    def conceals(self, spec: ToolSpec, path: str) -> bool:
-        """Whether a search leaves out a file that it comes across: reading it is not simply allowed. `path` is
-        relative to the workspace and resolved."""
-        if self._is_open(spec):
+    def conceals(
+        self, spec: ToolSpec, path: str, answers: Sequence[PermissionRule] = (), approved: str | None = None
+    ) -> bool:
+        """Whether a search leaves out what it comes across: reading it is not simply allowed, nor has a person allowed
+        it for the session or this very search (`approved`: of which directory). Paths are relative to the workspace and
+        resolved."""
+        if self.is_open(spec):
             return False
+        lifted = (approved is not None and lies_in(path, approved)) or any(
+            leads_to(rule, spec.name, path) for rule in answers
+        )
+        stays = (Verdict.DENY,) if lifted else (Verdict.DENY, Verdict.ASK)
         return any(
-            rule.effect is not Verdict.ALLOW and rule.pattern is not None and restricts(rule, PatternKind.PATH, (path,))
+            rule.effect in stays and rule.pattern is not None and restricts(rule, PatternKind.PATH, (path,))
             for layer in self._layers
             for rule, _ in layer.about(spec.name, spec.delegation)
         )
 
-    def _is_open(self, spec: ToolSpec) -> bool:
+    def is_open(self, spec: ToolSpec) -> bool:
+        """Whether every call of a tool is allowed, whatever its arguments."""
         key = (spec.name, spec.delegation)
         if key not in self._open:
             self._open[key] = all(layer.is_open(spec) for layer in self._layers)
@@ -188,6 +228,29 @@ def under_whitelist(
     whole = [PermissionRule(effect=Verdict.ALLOW, tool=name) for name in names if name not in by_pattern]
     rules = PermissionRules(scope=Scope.DEFINITION, rules=(*limits, *whole), default=Verdict.DENY)
     return (policy or PermissionPolicy(owner)).limited(rules)
+
+
+def under_whitelists(
+    policy: PermissionPolicy | None, owner: str, names: Collection[str], sets: Iterable[Sequence[PermissionRule]]
+) -> PermissionPolicy | None:
+    """The same for several whitelists that bind a run, each by its own patterns."""
+    for limits in dict.fromkeys(tuple(each) for each in sets):
+        policy = under_whitelist(policy, owner, names, limits)
+    return policy
+
+
+def of_child(
+    above: PermissionPolicy | None, owner: str, definition: PermissionRules | None, *, trusted: bool
+) -> PermissionPolicy | None:
+    """The policy of a child under that of whoever delegates; None where nobody has set a rule."""
+    if above is not None:
+        return above.inherit(owner, definition, trusted=trusted)
+    return None if definition is None else PermissionPolicy(owner, [definition])
+
+
+def _agent(tool: str, agent: str) -> Subject:
+    names, shown = (agent,), f"{tool} for {agent}"
+    return Subject(tool=tool, shown=shown, kind=PatternKind.AGENT, exact=names, loose=names, delegation=True)
 
 
 def _answered(found: Decision, subject: Subject, answers: Sequence[PermissionRule]) -> Decision:
@@ -218,6 +281,7 @@ class _Layer:
     scopes: tuple[PermissionRules, ...]
     own_limit: bool = False  # binds this run and not its children
     found: dict[tuple[str, bool], _Ruled] = field(default_factory=dict, compare=False, repr=False)
+    screens: dict[str, tuple[Screen, frozenset[int]]] = field(default_factory=dict, compare=False, repr=False)
 
     def about(self, tool: str, delegation: bool) -> _Ruled:
         """The rules about a tool, with who set them."""
@@ -250,41 +314,63 @@ class _Layer:
 
     def judge(self, subject: Subject) -> Decision:
         """What holds for one subject. What a restriction may be about, or may not, is asked."""
-        rules = self.about(subject.tool, subject.delegation)
+        every = self.about(subject.tool, subject.delegation)
+        rules = self._near(subject, every)
         doubt: Decision | None = None
         for effect in (Verdict.DENY, Verdict.ASK):
             for rule, scope in rules:
                 if rule.effect is not effect or (subject.by_pattern and rule.pattern is None):
                     continue
-                hit = restricts(rule, subject.kind, subject.loose)
+                # one doubt is enough, only a rule that surely speaks of it can say more
+                judged = restricts if doubt is None else surely_restricts
+                hit = judged(rule, subject.kind, subject.loose)
                 if hit and subject.sure:
                     why = f"{_shown(subject)} falls under the rule {rule}"
                     return self._found(effect, why, subject, rule, scope)
                 if hit is not False and doubt is None:
                     why = f"it cannot be told whether {_shown(subject)} falls under the rule {rule}"
                     doubt = self._found(Verdict.ASK, why, subject, rule, scope)
-        allowed = self._without_restrictions(subject, rules)
+        allowed = self._without_restrictions(subject, rules, every)
         return allowed if doubt is None or allowed.verdict is Verdict.DENY else doubt
 
-    def _without_restrictions(self, subject: Subject, rules: _Ruled) -> Decision:
-        allowing = [(rule, scope) for rule, scope in rules if rule.effect is Verdict.ALLOW]
-        for rule, scope in allowing:
-            if allows(rule, subject.kind, subject.exact):
+    def _near(self, subject: Subject, rules: _Ruled) -> _Ruled:
+        """Those of the rules about a tool that could speak of a subject: a line of many words under many rules is
+        judged without holding each against each."""
+        if len(rules) < _SCREENED or subject.kind not in (PatternKind.COMMAND, PatternKind.PATH):
+            return rules
+        if subject.tool not in self.screens:
+            whole = frozenset(at for at, (rule, _) in enumerate(rules) if rule.pattern is None)
+            self.screens[subject.tool] = screen(subject.kind, tuple(rule.pattern or "" for rule, _ in rules)), whole
+        near, whole = self.screens[subject.tool]
+        texts = dict.fromkeys((*subject.exact, *subject.loose))
+        return tuple(rules[at] for at in sorted(whole.union(*map(near.hits, texts))))
+
+    def _without_restrictions(self, subject: Subject, rules: _Ruled, every: _Ruled) -> Decision:
+        """`rules`: those of `every`, the rules about the tool, that could speak of the subject."""
+        for rule, scope in rules:
+            if rule.effect is Verdict.ALLOW and allows(rule, subject.kind, subject.exact):
                 return self._found(Verdict.ALLOW, f"the rule {rule} allows {_shown(subject)}", subject, rule, scope)
-        default, by = self.default(rules)
+        default, by = self.default(every)
         if subject.limits_only or (subject.tool in WRITERS and subject.derived and self._grants_all_commands()):
             return self._found(Verdict.ALLOW, f"no rule is against {_shown(subject)}", subject)
         if default is Verdict.DENY:
             return self._found(default, f"no rule allows {_shown(subject)}", subject, None, by)
-        if any(rule.pattern is not None for rule, _ in allowing):
-            listed = ", ".join(str(rule) for rule, _ in allowing[:5])
+        allowing = [rule for rule, _ in every if rule.effect is Verdict.ALLOW]
+        if any(rule.pattern is not None for rule in allowing):
+            listed = ", ".join(str(rule) for rule in allowing[:5])
             return self._found(Verdict.ASK, f"{_shown(subject)} is not among what is allowed: {listed}", subject)
+        if subject.tool in WRITERS and subject.derived and self._closes_commands():
+            return self._found(Verdict.ASK, f"no rule allows {_shown(subject)}", subject)
         if subject.derived and not subject.exact:
             return self._found(Verdict.ASK, f"{_shown(subject)} cannot be judged before it runs", subject)
         return self._found(default, f"no rule is about {_shown(subject)}", subject, None, by)
 
     def _grants_all_commands(self) -> bool:
         return any(rule.effect is Verdict.ALLOW and rule.pattern is None for rule, _ in self.about(COMMAND, False))
+
+    def _closes_commands(self) -> bool:
+        """Whether only some commands are allowed. A file that one of them is sent into is no part of that allowance."""
+        return any(rule.effect is Verdict.ALLOW and rule.pattern is not None for rule, _ in self.about(COMMAND, False))
 
     def _found(
         self,
@@ -307,5 +393,5 @@ class _Layer:
 
 
 def _shown(subject: Subject) -> str:
-    text = subject.shown.replace(UNKNOWN, "…")
+    text = subject.shown.replace(UNKNOWN, "…").replace(ANY_NAME, "…")
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

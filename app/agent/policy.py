@@ -20,6 +20,14 @@ class Reaction(StrEnum):
     ANSWER = "answer"
 
 
+class ToolInherit(StrEnum):
+    """What a parent's whitelist means to its children (spec 7.2): nothing beyond what they take over of it, or the
+    ceiling of theirs."""
+
+    OWN = "own"
+    INTERSECT = "intersect"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnProblem:
     """A reaction with what it needs: the name of another agent or model, or the text of a fixed answer."""
@@ -77,13 +85,15 @@ class PolicyFields:
     on_denied: OnProblem | None = None
     on_error: OnProblem | None = None
     input_filters: tuple[FilterRef, ...] | None = None
+    inherit_tools: ToolInherit | None = None
     budget: BudgetLimits | None = None
 
 
 NO_POLICY = PolicyFields()
 DEEPEST = 200  # what "unlimited" comes to: an agent that delegates to itself must not fill a process with its runs
 _PLAIN = (
-    "enabled", "max_retries", "timeout_ms", "deadline_ms", "on_denied", "on_error", "input_filters", "budget",
+    "enabled", "max_retries", "timeout_ms", "deadline_ms", "on_denied", "on_error", "input_filters", "inherit_tools",
+    "budget",
 )  # fmt: skip
 _BOXED = ("max_depth", "allowed_tools", "denied_tools")
 
@@ -106,6 +116,7 @@ class HandoffPolicy:
     on_denied: OnProblem | None = None
     on_error: OnProblem | None = None
     input_filters: tuple[FilterRef, ...] = ()
+    inherit_tools: ToolInherit = ToolInherit.OWN
     budget: BudgetLimits | None = None
 
     def __post_init__(self) -> None:
@@ -170,6 +181,7 @@ class HandoffPolicy:
             timeout_ms=shortest(self.timeout_ms, own.timeout_ms),
             deadline_ms=shortest(self.deadline_ms, own.deadline_ms),
             input_filters=(*self.input_filters, *added),
+            inherit_tools=own.inherit_tools if self.inherit_tools is ToolInherit.OWN else self.inherit_tools,
             budget=fields.budget,
         )
 

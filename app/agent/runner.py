@@ -31,9 +31,6 @@ from app.agent.work import Answer, Work, WorkingMemory
 
 log = logging.getLogger(__name__)
 
-RESERVE_SHARE = 0.2  # of a deadline, kept for the forced answer …
-RESERVE_MAX_S = 15.0  # … and at most this much (spec 5.7)
-
 _ENDINGS: dict[RunStatus, EventKind[RunEnded]] = {
     RunStatus.COMPLETED: events.RUN_COMPLETED,
     RunStatus.FAILED: events.RUN_FAILED,
@@ -98,17 +95,18 @@ class SubAgentRunner:
         except Exception as error:  # noqa: BLE001  border of a run: whatever went wrong, it must reach a final state
             await self._fault(live, error)
         else:
-            self._close(live, RunStatus.COMPLETED, answer=answer)
+            told = live.control.requested  # in the same moment: who told it so was answered that it ended so
+            self._close(live, told or RunStatus.COMPLETED, answer=None if told else answer)
 
     async def _answer(self, live: LiveRun, work: Work) -> Answer:
         """The answer of the loop, or of an own runner, that the hooks accept; they may send a subagent back to work."""
         sent_back = 0
         while True:
             answer = await (self._own(live, work) if live.request.definition.runner else react(work))
-            reason = None
-            if live.hooks is not None:
-                reason = await live.hooks.stopped(answer.text, work.steps, is_error=False)
-            if reason is None or sent_back == SENT_BACK or not _can_go_on(work, answer):
+            final = sent_back == SENT_BACK or not _can_go_on(work, answer)
+            hooks = live.hooks
+            reason = await hooks.stopped(answer.text, work.steps, final=final) if hooks is not None else None
+            if reason is None:
                 return answer
             sent_back += 1
             work.add(Role.USER, filled(work.texts.sent_back, reason=reason))
@@ -120,12 +118,16 @@ class SubAgentRunner:
         error: Failure | None = None,
         reason: StopReason = StopReason.ERROR,
     ) -> None:
-        """Close a run that gave no answer, after its hooks have been told."""
-        if live.started and live.hooks is not None and live.work is not None:
+        """Close a run that gave no answer, after its hooks have been told. One that was told to end has that status,
+        whatever it ran into meanwhile: the end of a child may stop its parent before its own cancellation does."""
+        if live.control.requested is not None:
+            status, error = live.control.requested, None
+        if live.hooks is not None and live.hooks.due:
             live.ending = True
-            told = live.work.text or (error.message if error is not None else "")
+            text, steps = (live.work.text, live.work.steps) if live.work is not None else ("", 0)
+            told = text or (error.message if error is not None else "")
             try:
-                await live.hooks.last_word(told, live.work.steps)
+                await live.hooks.last_word(told, steps)
             finally:
                 self._close(live, status, error=error, reason=reason)
             return
@@ -175,9 +177,7 @@ class SubAgentRunner:
             registry=registry,
             offered=offered,
             memory=WorkingMemory(live.memory),
-            calls=ToolCalls(
-                recorder, self._parts.checker, self._parts.masker, self._parts.output_limit, self._parts.duplicates
-            ),
+            calls=self._calls(),
             recorder=recorder,
             control=live.control,
             workspace=self._parts.workspace(request.session),
@@ -199,17 +199,24 @@ class SubAgentRunner:
             effort=request.effort,
             thinking=request.thinking,
             budget=live.budget,
-            pause=live.places.give if live.places else None,
-            go_on=live.places.take if live.places else None,
+            places=live.places or None,
         )
         if run.depth:
             payload = events.SubagentStarted(agent=run.agent, name=run.name, prompt=request.task)
             recorder.record(run, events.SUBAGENT_START, payload)
             live.started = True
+            if live.hooks is not None:
+                live.hooks.begun()
         work.clearance = self._equipment.clearance(live, work)
         self._say_what_to_do(work, request, added)
         faults.hit("run_opened")
         return work
+
+    def _calls(self) -> ToolCalls:
+        parts = self._parts
+        return ToolCalls(
+            parts.recorder, parts.checker, parts.masker, parts.output_limit, parts.duplicates, parts.interrupt_grace_ms
+        )
 
     @staticmethod
     def _say_what_to_do(work: Work, request: RunRequest, added: tuple[str, ...]) -> None:
@@ -230,18 +237,12 @@ class SubAgentRunner:
 
     def _start_clocks(self, live: LiveRun, on_timeout: Callable[[], None]) -> None:
         """All clocks run from here: the run holds its memory."""
-        request, loop, control = live.request, asyncio.get_running_loop(), live.control
-        ends = [(float(request.deadline_ms), StopReason.DEADLINE)] if request.deadline_ms else []
-        for budget in live.clocks:
-            left_ms = budget.wall_left_ms()
-            ends += [(left_ms, StopReason.BUDGET)] if left_ms is not None else []
+        request, loop = live.request, asyncio.get_running_loop()
+        walls = [left_ms for budget in live.clocks if (left_ms := budget.wall_left_ms()) is not None]
         for budget in live.clocks:
             budget.begin()
         live.timing = True
-        if ends:
-            total_ms, control.soft_reason = min(ends)
-            control.hard_at = loop.time() + total_ms / 1000
-            control.soft_at = control.hard_at - min(RESERVE_MAX_S, total_ms / 1000 * RESERVE_SHARE)
+        live.control.start(request.deadline_ms or None, min(walls, default=None))
         if request.timeout_ms:
             live.timer = loop.call_later(request.timeout_ms / 1000, on_timeout)
 

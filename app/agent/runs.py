@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from app.agent.definition import AgentDefinition, SessionScope, Surface
+from app.agent.definition import AgentDefinition, SessionScope, Surface, ToolCeiling
 from app.agent.messages import NO_USAGE, Message, Usage
 from app.agent.permission_rules import PermissionRule, PermissionRules
 from app.agent.policy import NO_POLICY, BudgetLimits, HandoffPolicy, PolicyFields
@@ -49,6 +49,9 @@ class StopReason(StrEnum):
     """Why a run ended."""
 
     ANSWER = "answer"
+    MALFORMED_CALL = "malformed_call"  # its last text is a tool call that nothing could carry out
+    LENGTH = "length"  # its last text was cut, once more after the model was told
+    FILTERED = "filtered"  # its last text was broken off by the provider
     MAX_STEPS = "max_steps"
     DUPLICATES = "duplicates"
     BUDGET = "budget"
@@ -163,15 +166,25 @@ class RunOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fallback:
+    """What stood in for the subagent: another `agent`, another `model`, an `answer`, or the `primary` tool."""
+
+    kind: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """Everything that `launch` needs. Made by the service at depth 0 and by `handoff` below.
 
     `memory_id` None: a fresh memory; `memory` is what a used one holds; `seat`: a place in the queue for a shared one.
     `inherited_tools` are the parent's tool names without delegation, with what `limits` leave of them, used where the
-    definition names none; None: no parent run. `max_steps` counts model calls before the forced answer; `deadline_ms`
-    is soft, `timeout_ms` hard, 0 means none; both from the start of the run. `model`, `effort` and `thinking` are what
+    definition names none; None: no parent run. `ceiling`: the most that it may have; None: it is not bounded.
+    `max_steps` counts model calls before the forced answer; `deadline_ms` is soft, `timeout_ms` hard, 0 means none;
+    both from the start of the run. `model`, `effort` and `thinking` are what
     applies, with the parent's already taken over. `budgets` bound the tree under the run, each inside the one before;
     `above` is the budget (`budget.Budget`) around them when it is not that of the parent run or the session.
+    `fallback`: as what the run stands in for the subagent of its handoff.
     """
 
     session: Session
@@ -187,12 +200,14 @@ class RunRequest:
     parent: Run | None = None
     parent_call_id: str | None = None
     handoff_id: str | None = None
+    fallback: Fallback | None = None
     name: str | None = None
     model: str | None = None
     effort: str | None = None
     thinking: bool | None = None
     tools: tuple[str, ...] | None = None
     inherited_tools: tuple[str, ...] | None = None
+    ceiling: ToolCeiling | None = None
     limits: tuple[PermissionRule, ...] = ()
     parallel_tool_calls: bool = True
     deadline_ms: int = 0

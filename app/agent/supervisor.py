@@ -14,11 +14,13 @@ from functools import partial
 
 from app.agent import events
 from app.agent.budget import Amount, Budget
+from app.agent.control import half_left
 from app.agent.equipment import Equipment
 from app.agent.errors import Conflict, NotFound, Unavailable
 from app.agent.events import Event, Masker, Recorder
 from app.agent.handoff import Handoffs
 from app.agent.ids import new_id
+from app.agent.interruption import LAST_WORD_S, LastWords
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.runner import SubAgentRunner
 from app.agent.runs import (
@@ -36,7 +38,8 @@ from app.agent.shared_memories import MemorySeat, SharedMemories
 log = logging.getLogger(__name__)
 
 NAME_CHARS = 64
-INTERRUPT_S = 5.0  # for runs that are interrupted to end; a tool may be deaf
+SHUTDOWN_WORDS_S = 1.5  # for hooks to be told of it, beside that grace
+INTERRUPT_S = 8.0  # for runs that are interrupted to end: a tool may be deaf, and is waited for (spec 7.4)
 IDLE_SESSIONS = 10_000  # whose numbers are kept at hand
 ENDED_RUNS = 5_000  # that are found without a look into the store
 _NOT_WORD = re.compile(r"[^\w-]+")
@@ -82,6 +85,7 @@ class RunSupervisor:
         self._recorder: Recorder = parts.recorder
         self._masker: Masker = parts.masker
         self._runner = SubAgentRunner(parts, self)
+        self._approvals = parts.approvals
         self._on_idle = on_idle
         self._flights: dict[str, _Flight] = {}
         self._sessions: OrderedDict[str, _Air] = OrderedDict()
@@ -147,7 +151,9 @@ class RunSupervisor:
         self._on_idle(air.session.id)
         self._sessions.move_to_end(air.session.id)
         while len(self._sessions) > IDLE_SESSIONS and not next(iter(self._sessions.values())).open:
-            self._sessions.popitem(last=False)
+            evicted, _ = self._sessions.popitem(last=False)
+            if self._approvals is not None:
+                self._approvals.forget(evicted)  # read again with its numbers
 
     def rest(self, session_id: str) -> None:
         """State that a session is idle, if anything was started in it since it last was; its runs have all ended."""
@@ -223,6 +229,7 @@ class RunSupervisor:
             flight = self._flights.get(run_id)
             if flight is None:
                 continue
+            self.handoffs.person(flight.live.run.handoff_id, asked)
             if asked:
                 flight.live.hold()
             else:
@@ -250,7 +257,8 @@ class RunSupervisor:
         air.next_ordinal += 1
         air.open += 1
         air.worked = True
-        flight = self._flights[run.id] = _Flight(LiveRun(run, request, above=above, seat=seat))
+        waiting = parent.live.control if parent is not None else None
+        flight = self._flights[run.id] = _Flight(LiveRun(run, request, above=above, seat=seat, waiting=waiting))
         if seat is not None:
             self._shared.sit(seat, run.id)
         if parent is not None:
@@ -316,7 +324,8 @@ class RunSupervisor:
         return flight
 
     async def cancel(self, run_id: str, *, status: RunStatus = RunStatus.CANCELLED) -> tuple[str, ...]:
-        """End a run and its subtree, children first; returns the runs that this call ended. What lies below a run
+        """End a run and its subtree, children first; returns the runs that this call ended, without those that came to
+        another end first: one that failed may still have had its last word to say. What lies below a run
         whose time is over is cancelled: its own time is not.
 
         The work is done in a task of its own: a caller that goes away must not leave a tree half cancelled.
@@ -325,25 +334,38 @@ class RunSupervisor:
             return ()
         ordered = list(self._subtree(run_id))
         mine = []
+        words = LastWords(_words_s(ordered[0].live, status))
         for flight in ordered:  # all are told first, so that no ending child sets its parent going again
-            if flight.live.control.requested is None and flight.live.outcome is None:
+            live = flight.live
+            if live.control.requested is None and live.outcome is None and not live.ending:  # else its end is decided
                 below = flight is not ordered[0] and status is RunStatus.TIMED_OUT
-                flight.live.control.requested = RunStatus.CANCELLED if below else status
+                live.control.requested = RunStatus.CANCELLED if below else status
+                live.control.share(words, live.run.depth - ordered[0].live.run.depth)
                 mine.append(flight)
+                if live.work is not None:
+                    live.work.calls.break_off()
         ending = asyncio.create_task(self._end_all(ordered, mine), name=f"cancel {run_id}")
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
         await asyncio.shield(ending)
-        return tuple(flight.live.run.id for flight in mine)
+        return tuple(f.live.run.id for f in mine if f.done.result().status is f.live.control.requested)
 
     @staticmethod
     async def _end_all(ordered: list[_Flight], mine: list[_Flight]) -> None:
-        """Cancel each once and wait for its end; a second cancel would break off its clean-up."""
-        told = set(mine)
-        for flight in reversed(ordered):
+        """Cancel each once its children have ended, those of different parents side by side; a second cancel would
+        break off its clean-up."""
+        told, below = set(mine), dict[str, list[asyncio.Future[RunOutcome]]]()
+        for flight in ordered:
+            below.setdefault(flight.live.run.parent_id or "", []).append(flight.done)
+
+        async def end(flight: _Flight) -> None:
+            if children := below.get(flight.live.run.id):
+                await asyncio.wait(children)
             if flight in told and flight.task is not None and not flight.live.ending:
                 flight.task.cancel()  # one that noticed by itself what it was told may be ending by now
-            await asyncio.shield(flight.done)
+            await asyncio.wait([flight.done])
+
+        await asyncio.gather(*(end(flight) for flight in reversed(ordered)))
 
     def _subtree(self, run_id: str) -> Iterator[_Flight]:
         """The run and everything below it, parents first; however deep that is."""
@@ -402,6 +424,11 @@ class RunSupervisor:
             log.error("these runs do not end and are left behind: %s", ", ".join(self._flights))
 
 
+def _words_s(live: LiveRun, status: RunStatus) -> float:
+    """How long hooks are told of a tree that ends now."""
+    return min(SHUTDOWN_WORDS_S if status is RunStatus.INTERRUPTED else LAST_WORD_S, half_left(live.control.above))
+
+
 def _run(request: RunRequest, ordinal: int) -> Run:
     parent = request.parent
     memory = request.memory
@@ -423,7 +450,7 @@ def _run(request: RunRequest, ordinal: int) -> Run:
 
 
 def _queued(run: Run, request: RunRequest) -> events.RunQueued:
-    return events.RunQueued(
+    payload = events.RunQueued(
         memory_id=run.memory_id,
         turn=run.turn,
         handoff_id=run.handoff_id,
@@ -436,3 +463,6 @@ def _queued(run: Run, request: RunRequest) -> events.RunQueued:
         deadline_ms=request.deadline_ms or None,
         timeout_ms=request.timeout_ms or None,
     )
+    if request.fallback is not None:
+        payload["fallback"] = events.FallbackInfo(kind=request.fallback.kind, target=request.fallback.target)
+    return payload

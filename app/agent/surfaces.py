@@ -62,6 +62,7 @@ class DelegationTool:
             definition=agent,
             call_id=call.call_id,
             primary=call.primary,
+            stands_in=call.stands_in,
             **given,
         )
 

@@ -71,8 +71,12 @@ class ToolContext:
 
     `workspace` is the directory that file tools are confined to. `deadline` is on the clock of the event loop, None
     for none. `progress` shows a piece of text to whoever watches. `primary` carries the same call to the ordinary tool
-    that a delegation tool of this name hides, if there is one (spec 3.7). `conceals` says of a path in the workspace,
-    resolved, whether a search must leave it out; None: nothing is left out.
+    that a delegation tool of this name hides, if there is one (spec 3.7). `stands_in` asks rules and persons about an
+    agent, and the name of its tool, that is to stand in for another one; it raises `CallDenied`.
+
+    `conceals` says of a path in the workspace, resolved, whether a search must leave it out. `refuses` says why what
+    was opened may not be read, by the place that it really has, None where that cannot be told: what was judged before
+    may have become a link. Without them everything may be seen.
     """
 
     session: Session
@@ -83,7 +87,9 @@ class ToolContext:
     deadline: float | None
     progress: Callable[[str], None]
     primary: Callable[[], Awaitable[ToolResult]] | None = None
+    stands_in: Callable[[str, str], Awaitable[None]] | None = None
     conceals: Callable[[str], bool] | None = None
+    refuses: Callable[[str | None], str | None] | None = None
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline, at least 0; None when there is none."""

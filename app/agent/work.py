@@ -4,80 +4,27 @@ Knows neither when a run stops (`loop.py`) nor how it is opened (`runner.py`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from app.agent import events
+from app.agent.admission import Places
 from app.agent.budget import Budget, Meter
 from app.agent.calls import ToolCalls
 from app.agent.chat import ChatModel, Finish, Reply
 from app.agent.clearance import Clearance
 from app.agent.compaction import Compacted, Context
+from app.agent.control import Control
 from app.agent.definition import AgentDefinition
 from app.agent.events import Recorder
 from app.agent.ids import new_id
 from app.agent.messages import NO_USAGE, Message, Role, Usage
 from app.agent.patience import ModelGates, Patience
-from app.agent.runs import MemoryState, Run, RunOutcome, RunStatus, Session, Shortened, StopReason
+from app.agent.runs import MemoryState, Run, Session, Shortened, StopReason
 from app.agent.texts import Texts
 from app.agent.tools import SchemaChecker, ToolRegistry, ToolSpec
-
-
-class Control:
-    """What others may tell a run that is under way, and what its children have used.
-
-    `soft_at` and `hard_at` are on the clock of the event loop; None: no deadline. `soft_reason`: whose it is, that of
-    a request or the wall time of a budget.
-    """
-
-    __slots__ = ("_held", "_held_at", "_limit", "hard_at", "requested", "soft_at", "soft_reason", "usage_below")
-
-    def __init__(self) -> None:
-        self._limit: asyncio.Timeout | None = None
-        self._held = 0
-        self._held_at = 0.0
-        self.requested: RunStatus | None = None
-        self.soft_reason = StopReason.DEADLINE
-        self.soft_at: float | None = None
-        self.hard_at: float | None = None
-        self.usage_below: Usage = NO_USAGE
-
-    def check(self) -> None:
-        """Stop here when the run was told to end: an ending child must not set its parent going again."""
-        if self.requested is not None:
-            raise asyncio.CancelledError
-
-    def watch(self, limit: asyncio.Timeout | None) -> None:
-        """The soft deadline as the loop keeps it; None: it is over."""
-        self._limit = limit
-        if limit is not None and self._held:
-            limit.reschedule(None)
-
-    def hold(self) -> None:
-        """A person is asked, here or below: the clocks of the run stand still (spec 4.4). Wall time of a budget does
-        not."""
-        self._held += 1
-        if self._held == 1:
-            self._held_at = asyncio.get_running_loop().time()
-            if self.soft_reason is StopReason.DEADLINE and self._limit is not None and not self._limit.expired():
-                self._limit.reschedule(None)
-
-    def go_on(self) -> None:
-        """That person has answered."""
-        self._held -= 1
-        if self._held or self.soft_at is None or self.hard_at is None or self.soft_reason is not StopReason.DEADLINE:
-            return
-        stood = asyncio.get_running_loop().time() - self._held_at
-        self.soft_at += stood
-        self.hard_at += stood
-        if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(self.soft_at)
-
-    def settle(self, outcome: RunOutcome) -> None:
-        """Count what a child and its subtree used."""
-        self.usage_below = self.usage_below + outcome.usage_total
 
 
 class WorkingMemory:
@@ -129,8 +76,7 @@ class Work:
     thinking: bool | None = None
     budget: Budget | None = None
     clearance: Clearance | None = None
-    pause: Callable[[], None] | None = None
-    go_on: Callable[[], Awaitable[None]] | None = None
+    places: Places | None = None
     first: int = 0
     task: Message | None = None
     place: tuple[int, int] = (0, 0)
@@ -139,7 +85,9 @@ class Work:
     step_usage: Usage = NO_USAGE
     text: str = ""
     shown: list[str] = field(default_factory=list)
+    thought: list[str] = field(default_factory=list)
     nudged: bool = False
+    cut: bool = False  # the last reply was, by its length
     sent_back: bool = False
     summary: tuple[int, str] | None = None
     summing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -149,9 +97,9 @@ class Work:
         """What the service says in this session."""
         return self.session.texts
 
-    def time_for(self, pause_ms: float) -> bool:
-        """Whether a pause of that length ends before the run's deadline does."""
-        ends = self.control.soft_at
+    def time_for(self, pause_ms: float, *, last: bool = False) -> bool:
+        """Whether a pause of that length ends before the run's deadline does; `last`: in its forced answer."""
+        ends = self.control.hard_at if last else self.control.soft_at
         return ends is None or asyncio.get_running_loop().time() + pause_ms / 1000 < ends
 
     def spend(self, usage: Usage) -> None:
@@ -209,15 +157,16 @@ class Answer:
     forced: bool = False
 
 
-def keep_partial(work: Work) -> None:
-    """What was shown of a reply that breaks off, as a partial message."""
-    text = "".join(work.shown)
-    if not text.strip():
+def keep_partial(work: Work, *, last: bool = False) -> None:
+    """What was shown of a reply that breaks off, as a partial message; no model is sent one without a text. `last`:
+    something is said in its place where it has no text."""
+    text, thought = "".join(work.shown), "".join(work.thought)
+    if not text.strip() and (last or not thought.strip()):
         return
-    work.text = text
+    work.text = text if text.strip() else work.text
     work.place = (work.steps, 1)
     seq = work.memory.reserve(1)
-    message = Message(role=Role.ASSISTANT, content=text, partial=True, seq=seq)
+    message = Message(role=Role.ASSISTANT, content=text, reasoning=thought, partial=True, seq=seq)
     work.memory.messages.append(message)
     payload = _message_event(work.run, seq, 0, message)
     work.recorder.record(work.run, events.MESSAGE, payload, step=work.steps)
@@ -232,7 +181,7 @@ def keep_reply(work: Work, reply: Reply) -> int:
         content=reply.text,
         reasoning=reply.reasoning,
         tool_calls=reply.tool_calls,
-        partial=reply.finish is Finish.LENGTH,
+        partial=reply.finish in (Finish.LENGTH, Finish.FILTERED),
         provider=reply.provider,
         opaque=reply.opaque,
     )

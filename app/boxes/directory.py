@@ -4,8 +4,10 @@ Knows nothing of tools or models, but its errors are worded so that a model can 
 """
 
 import errno
+import fcntl
 import os
 import stat
+import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -95,7 +97,7 @@ class Directory:
         if "\0" in path:
             raise NotThere(f"{shown(path)} cannot be a path: it contains a NUL character")
         if not path.startswith("/"):
-            return path.removeprefix("./").rstrip("/") or "."
+            return path.removeprefix("./").strip("/") or "."
         for root in self._roots:
             below = root.rstrip("/") + "/"
             if (path.rstrip("/") + "/").startswith(below):
@@ -114,6 +116,20 @@ class Directory:
             return "."
         below = root.rstrip("/") + "/"
         return real[len(below) :] if real.startswith(below) else None
+
+    def place_of(self, fd: int) -> str | None:
+        """What an open file or directory is, relative to the root; None when that cannot be told, for example of one
+        that was removed. Unlike `place` it is about what is held, so that nobody can put something else there."""
+        try:
+            root, real = _path_of(self._fd), _path_of(fd)
+            if not os.path.samestat(os.stat(real, follow_symlinks=False), os.fstat(fd)):
+                return None
+        except (OSError, ValueError):
+            return None
+        below = root.rstrip("/") + "/"
+        if real.startswith(below):
+            return real[len(below) :]
+        return "." if real == root else None
 
     def open_file(self, path: str) -> int:
         """Open a regular file for reading and return its descriptor, which the caller closes.
@@ -152,14 +168,17 @@ class Directory:
         *,
         descend: Callable[[str], bool] = lambda path: True,
         more: Callable[[], bool] = lambda: True,
+        entered: Callable[[str | None], None] = lambda place: None,
     ) -> Iterator[Entry]:
         """Everything below `start`, each directory before its contents, names sorted; links are yielded, not followed.
 
         `descend(path)` is asked before a directory is opened; `more()` before each name is read, False ends the walk.
+        `entered` is told first what `start` really is (`place_of`), and may raise.
         What vanishes or cannot be read below `start` is left out. Raises as `scandir` for `start` itself.
         """
         top = self._open(start, _LIST)
         try:
+            entered(self.place_of(top))
             pending = _entries(top, "", more)[::-1]
             while pending:
                 entry = pending.pop()
@@ -193,6 +212,13 @@ def shown(path: str) -> str:
     """A path as messages quote it: one line, bounded, without control characters or lone surrogates."""
     text = path if len(path) <= _SHOWN_CHARS else path[: _SHOWN_CHARS - 1] + "…"
     return repr(text) if text.isprintable() else ascii(text)
+
+
+def _path_of(fd: int) -> str:
+    """Where what is open lies now."""
+    if sys.platform == "darwin":
+        return os.fsdecode(fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
+    return os.readlink(f"/proc/self/fd/{fd}")
 
 
 def _kind_of(mode: int) -> Kind:

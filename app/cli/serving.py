@@ -19,6 +19,7 @@ import click
 import uvicorn
 
 from app.agent.errors import SubagentdError
+from app.agent.interruption import left_behind
 from app.cli import DONE, FAILED, USAGE
 from app.main import create_app
 from app.settings import Settings, unknown_variables
@@ -89,7 +90,8 @@ async def _serve(settings: Settings, *, as_json: bool) -> int:
     finally:
         await wired.close()
     code = DONE if server.started else FAILED
-    if wired.services.supervisor.in_flight:  # deaf to its cancellation: waiting for it would be for ever
+    if wired.services.supervisor.in_flight or left_behind():
+        # deaf to its cancellation: waiting for it would be for ever
         logging.shutdown()
         os._exit(code)
     return code

@@ -96,6 +96,11 @@ def read_parallel(reading: Reading, key: str, value: Any) -> bool | None:
     return as_flag(reading, key, value, _DEFAULT)
 
 
+def read_abort_siblings(reading: Reading, key: str, value: Any) -> bool | None:
+    """Whether a call that fails ends those that run beside it."""
+    return as_flag(reading, key, value, _DEFAULT)
+
+
 def read_tool_choice(reading: Reading, key: str, value: Any) -> str | None:
     """auto, none, required, or the tool of the first step."""
     text = as_text(reading, key, value)

@@ -51,6 +51,7 @@ FIELDS: Mapping[str, Field] = {
         Field(attribute="max_steps", read=attributes.read_max_steps), "max_turns", "steps", "max_iteration_per_run"
     ),
     **_spelled(Field(attribute="parallel_tool_calls", read=attributes.read_parallel)),
+    **_spelled(Field(attribute="abort_siblings", read=attributes.read_abort_siblings)),
     **_spelled(Field(attribute="tool_name", read=attributes.read_tool_name)),
     **_spelled(Field(attribute="input_schema", read=attributes.read_input_schema)),
     **_spelled(Field(attribute="output_schema", read=attributes.read_output_schema)),

@@ -75,6 +75,7 @@ def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
         "tool_choice": definition.tool_choice,
         "max_steps": definition.max_steps,
         "parallel_tool_calls": definition.parallel_tool_calls,
+        "abort_siblings": definition.abort_siblings,
         "tool_name": definition.tool_name,
         "input_schema": None if definition.input_schema is None else dict(definition.input_schema),
         "output_schema": None if definition.output_schema is None else dict(definition.output_schema),

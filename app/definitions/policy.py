@@ -6,7 +6,7 @@ What cannot be read here is an error and not a default, since each of these fiel
 from collections.abc import Mapping
 from typing import Any
 
-from app.agent.policy import FAIL, REPORT, TO_PRIMARY, BudgetLimits, OnProblem, PolicyFields, Reaction
+from app.agent.policy import FAIL, REPORT, TO_PRIMARY, BudgetLimits, OnProblem, PolicyFields, Reaction, ToolInherit
 from app.definitions.filters import filter_mapping, read_filters
 from app.definitions.limits import MAX_MS, Reader, budget_mapping, read_budget, read_entries
 from app.definitions.reading import Reading, as_flag, as_integer, as_names, as_text, is_unset, shown
@@ -49,6 +49,8 @@ def policy_mapping(policy: PolicyFields) -> dict[str, Any]:
     for name, boxed in (("allowed_tools", policy.allowed_tools), ("denied_tools", policy.denied_tools)):
         if boxed is not None:
             fields[name] = None if boxed[0] is None else list(boxed[0])
+    if policy.inherit_tools is not None:
+        fields["inherit_tools"] = policy.inherit_tools.value
     if policy.input_filters is not None:
         fields["input_filter"] = [filter_mapping(ref) for ref in policy.input_filters] or None
     if policy.budget is not None:
@@ -127,6 +129,16 @@ def _on_denied(reading: Reading, key: str, value: Any) -> OnProblem | None:
     return found
 
 
+def _inherit_tools(reading: Reading, key: str, value: Any) -> ToolInherit | None:
+    if is_unset(value):
+        return None
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word not in {each.value for each in ToolInherit}:
+        reading.error(key, f"{key} must be own or intersect, not {shown(value)}")
+        return None
+    return ToolInherit(word)
+
+
 def _budget(reading: Reading, key: str, value: Any) -> BudgetLimits | None:
     return None if is_unset(value) else read_budget(reading, key, value)
 
@@ -142,6 +154,7 @@ _READERS: tuple[tuple[str, Reader], ...] = (
     ("on_denied", _on_denied),
     ("on_error", _on_error),
     ("input_filter", read_filters),
+    ("inherit_tools", _inherit_tools),
     ("budget", _budget),
 )
 _POLICY: Mapping[str, tuple[str, Reader]] = {

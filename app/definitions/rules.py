@@ -17,6 +17,7 @@ from app.definitions.toolnames import BUILT_IN, LATER, Denial, Grant, is_delegat
 
 MAX_RULES = 500  # of one scope: each call is judged by all of them
 MAX_RULE_CHARS = 1_000
+MAX_CHARS = 50_000  # of all patterns of one scope
 _TOOL = re.compile(r"[A-Za-z0-9_.*-]{1,128}")
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?)*")
 _EFFECTS = {verdict.value: verdict for verdict in Verdict}
@@ -51,6 +52,9 @@ def read_rules(reading: Reading, key: str, value: Any, scope: Scope) -> Permissi
             rules += _by_tool(reading, place, str(name), item)
     if len(rules) > MAX_RULES:
         reading.error(key, f"{key} has {len(rules)} rules; at most {MAX_RULES} are accepted")
+        return None
+    if (chars := sum(len(rule.pattern or "") for rule in rules)) > MAX_CHARS:
+        reading.error(key, f"{key} has patterns of {chars:,} characters; at most {MAX_CHARS:,} are accepted")
         return None
     return PermissionRules(scope=scope, rules=tuple(dict.fromkeys(rules)), default=default)
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from app.agent.hooks import HookCall, HookFailure, HookPoint, Matcher, OnFailure, Verdict
-from app.hooks.verdict import MAX_REASON_CHARS, NO_REASON, payload_of, verdict_of
+from app.agent.hooks import MAX_BLOCK_CHARS, HookCall, HookFailure, HookPoint, Matcher, OnFailure, Verdict
+from app.hooks.verdict import NO_REASON, payload_of, verdict_of
 
 MAX_STDOUT_BYTES = 1 << 20
-MAX_STDERR_BYTES = 4 * MAX_REASON_CHARS  # UTF-8
+MAX_STDERR_BYTES = 4 * MAX_BLOCK_CHARS  # UTF-8
 BLOCK_CODE = 2
 _DRAIN_S = 0.5  # after its end: what it left in the pipes is there at once, what it left running may hold them open
 _REAP_S = 2.0  # after SIGKILL, which only a process stuck in the kernel outlives
@@ -44,7 +44,7 @@ class CommandHook:
         """Run it. Exit 0: its stdout is the answer; 2: it blocks, stderr says why. Anything else: `HookFailure`."""
         ended = await self._run(payload_of(call))
         if ended.code == BLOCK_CODE:
-            return Verdict(block=ended.error_text()[:MAX_REASON_CHARS] or NO_REASON)
+            return Verdict(block=ended.error_text()[:MAX_BLOCK_CHARS] or NO_REASON)
         if ended.code != 0:
             how = f"exit code {ended.code}" if ended.code > 0 else f"signal {-ended.code}"
             said = ended.error_text()[:200]

@@ -6,11 +6,12 @@ Reads answers strictly: a hook that cannot be understood has no verdict, rather 
 from collections.abc import Mapping
 from typing import Any
 
-from app.agent.hooks import PROCEED, HookCall, HookFailure, HookPoint, Verdict
+from app.agent.hooks import MAX_BLOCK_CHARS, PROCEED, HookCall, HookFailure, HookPoint, Verdict
 from app.wire import decode, encode
 
-MAX_REASON_CHARS = 4_000  # of a block: a model reads it, and what it reads is paid for
 NO_REASON = "blocked without a reason"
+ASKS = "ask"
+NO_QUESTION = "it gave no reason"
 _DECISIONS = {"block": True, "deny": True, "approve": False, "allow": False}
 
 
@@ -66,6 +67,7 @@ def _of_stop(call: HookCall) -> dict[str, Any]:
         "is_error": call.is_error,
         "duration_ms": call.duration_ms,
         "call_id": call.call_id,
+        "stop_hook_active": call.stop_hook_active,
     }
 
 
@@ -98,6 +100,7 @@ def read_verdict(value: Any) -> Verdict:
     specific = _typed(value, "hookSpecificOutput", Mapping) or {}
     return Verdict(
         block=_block(value, specific),
+        ask=_ask(value, specific),
         arguments=_first(_typed(value, "mutate_input", Mapping), _typed(specific, "updatedInput", Mapping)),
         output=_first(_typed(value, "mutate_output", str), _typed(specific, "updatedToolOutput", str)),
         context=_first(_typed(value, "context", str), _typed(specific, "additionalContext", str)),
@@ -114,11 +117,21 @@ def _block(value: Mapping[str, Any], specific: Mapping[str, Any]) -> str | None:
         (_typed(value, "continue", bool) is False, _typed(value, "stopReason", str) or reason),
     )
     reasons = [(text or "").strip() for blocks, text in ways if blocks]
-    return next(filter(None, reasons), NO_REASON)[:MAX_REASON_CHARS] if reasons else None
+    return next(filter(None, reasons), NO_REASON)[:MAX_BLOCK_CHARS] if reasons else None
+
+
+def _ask(value: Mapping[str, Any], specific: Mapping[str, Any]) -> str | None:
+    """Why a person is to be asked."""
+    if specific.get("permissionDecision") != ASKS:
+        return None
+    said = _typed(specific, "permissionDecisionReason", str) or _typed(value, "reason", str) or ""
+    return (said.strip() or NO_QUESTION)[:MAX_BLOCK_CHARS]
 
 
 def _says_no(value: Mapping[str, Any], key: str) -> bool:
     word = _typed(value, key, str)
+    if word == ASKS and key == "permissionDecision":
+        return False
     if word is not None and word not in _DECISIONS:
         raise HookFailure(f"{key} is {word[:40]!r}, which is none of {', '.join(_DECISIONS)}")
     return word is not None and _DECISIONS[word]

@@ -3,7 +3,7 @@
 Knows no connection; decides nowhere but here whether trying again may help.
 """
 
-import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -14,8 +14,10 @@ import msgspec
 from app.agent.errors import ModelError
 
 MAX_MESSAGE_CHARS = 500
+MAX_WAIT_MS = 365 * 24 * 3_600_000  # of a provider's wish; nobody waits for so long
 MIN_SECRET_CHARS = 6  # shorter values ("none", "x") would blank out ordinary words
 
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429})
 _FINAL_5XX = frozenset({501, 505})  # "not implemented" stays so
 _CONTEXT_WORDS = frozenset({"context_length_exceeded", "exceed_context_size_error"})
@@ -74,28 +76,26 @@ def retry_after_ms(headers: Mapping[str, str]) -> int | None:
     """How long the provider wants us to wait: `retry-after-ms`, or `retry-after` as seconds or as a date."""
     exact = _number(headers.get("retry-after-ms"))
     if exact is not None:
-        return int(exact)
+        return int(min(exact, MAX_WAIT_MS))
     value = headers.get("retry-after")
     seconds = _number(value)
     if seconds is not None:
-        return int(seconds * 1000)
+        return int(min(seconds * 1000, MAX_WAIT_MS))
     if not value:
         return None
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        left_ms = (moment - datetime.now(UTC)).total_seconds() * 1000
+    except (ValueError, OverflowError):
         return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0, int((moment - datetime.now(UTC)).total_seconds() * 1000))
+    return int(max(0, min(left_ms, MAX_WAIT_MS)))
 
 
 def _number(text: str | None) -> float | None:
-    try:
-        value = float(text or "")
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value >= 0 else None
+    """A decimal number; an infinite one, of an exponent that is too large, is a long time like any other."""
+    return float(text) if text is not None and _NUMBER.fullmatch(text.strip()) else None
 
 
 def _read(value: Any) -> tuple[str, set[str], int | None]:

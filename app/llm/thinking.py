@@ -46,7 +46,7 @@ class ThinkSplitter:
         if self._state == "plain":
             text = pending
         elif self._state == "open":
-            text = self._watch(pending)
+            text, reasoning = self._watch(pending)
         return self._noted(text, reasoning)
 
     def end(self, *, is_answer: bool) -> tuple[str, str]:
@@ -87,18 +87,18 @@ class ThinkSplitter:
         self._pending = pending[len(pending) - keep :]
         return pending[: len(pending) - keep], ""
 
-    def _watch(self, pending: str) -> str:
-        """Pass text on, but look for a closer whose opener was never sent."""
+    def _watch(self, pending: str) -> tuple[str, str]:
+        """(text, reasoning): pass text on, but look for a closer whose opener was never sent."""
         for found in _LONE_CLOSER.finditer(pending) if "</t" in pending else ():
             before = pending[: found.start()]
             if not _in_code("".join(self.text) + before):
-                self.reasoning, self.text = [*self.text, before], []
+                self.reasoning, self.text = self.text, []
                 rest = pending[found.end() :].lstrip()
                 self._state = "plain" if rest else "after"
-                return rest
+                return rest, before
         keep = max(_tail(pending, closer) for closer in CLOSERS)
         self._pending = pending[len(pending) - keep :]
-        return pending[: len(pending) - keep]
+        return pending[: len(pending) - keep], ""
 
     def _noted(self, text: str, reasoning: str) -> tuple[str, str]:
         if text:

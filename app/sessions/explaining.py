@@ -4,17 +4,22 @@ Knows neither HTTP nor how rules are written. The answer is that of the runs the
 resolution of paths; only hooks are not asked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.agent.definition import AgentDefinition
-from app.agent.delegation import Roster
+from app.agent.definition import AgentDefinition, Surface, SurfaceKind
+from app.agent.delegation import AGENT, Roster, chosen, tool_names
+from app.agent.dispatch_tool import DISPATCH
 from app.agent.errors import InvalidRequest
-from app.agent.permissions import CommandParser, Decision, Means, PermissionPolicy, under_whitelist
+from app.agent.permissions import CommandParser, Decision, Means, PermissionPolicy, of_child, under_whitelists
+from app.agent.policy import ToolInherit
+from app.agent.research_tool import SUBAGENT
 from app.agent.runs import Session
+from app.agent.task_tools import EXECUTE_TASK
 from app.agent.tools import ToolRegistry, ToolSpec
+from app.sessions.grants import Grants
 from app.sessions.inbox import Inbox
 from app.sessions.opening import Opening
 from app.sessions.requests import AgentReader, SessionInput
@@ -36,7 +41,8 @@ class CallQuestion:
 
 
 class Explaining:
-    """Answers such questions. `agent`: the lead of a session that is not named."""
+    """Answers such questions. `agent`: the lead of a session that is not named; `default_subagent`: whom the surface
+    `subagent` leads to where the session does not say."""
 
     def __init__(
         self,
@@ -50,6 +56,8 @@ class Explaining:
         parser: CommandParser,
         resolver: Resolver,
         agent: str,
+        inherit: ToolInherit = ToolInherit.OWN,
+        default_subagent: str | None = None,
     ) -> None:
         self._sessions = sessions
         self._inbox = inbox
@@ -60,6 +68,8 @@ class Explaining:
         self._parser = parser
         self._resolver = resolver
         self._agent = agent
+        self._grants = Grants(tools, inherit)
+        self._default_subagent = default_subagent
 
     async def explain(self, tenant: str, asked: CallQuestion) -> dict[str, Any]:
         """The decision, and what each part of the call gave under each policy. Raises `NotFound`, `InvalidRequest`."""
@@ -69,14 +79,15 @@ class Explaining:
         else:
             session = await self._sessions.known(tenant, asked.session_id)
         lineage = self._lineage(session, asked)
+        tool, agent = self._meant(session, lineage, tool, arguments)
         known = self._tools.get(tool)
-        made_up = ToolSpec(name=tool, description="", parameters={}, delegation=delegates)
+        made_up = ToolSpec(name=tool, description="", parameters={}, delegation=delegates or agent is not None)
         spec = made_up if known is None else known.spec
         policy = self._policy(session, lineage)
         workspace = self._opening.workspace(session.workspace)
-        means = Means(
-            parser=self._parser, resolve_path=self._resolver(workspace), answers=self._inbox.rules(session.id)
-        )
+        answers = () if asked.session_id is None else await self._inbox.rules(session)
+        resolve = self._resolver(workspace)
+        means = Means(parser=self._parser, resolve_path=resolve, agent=agent, answers=answers)
         explained = policy.explain(spec, arguments, means)
         return {
             "tool": tool,
@@ -87,6 +98,23 @@ class Explaining:
             **decision_mapping(explained.decision),
             "findings": [decision_mapping(found) for found in explained.findings],
         }
+
+    def _meant(
+        self, session: Session, lineage: Sequence[AgentDefinition], tool: str, arguments: Mapping[str, Any]
+    ) -> tuple[str, str | None]:
+        """The tool that is called, and whom it starts. `Agent(x)` is written for the tool by which the agent that is
+        meant would start `x`."""
+        agents = self._roster.delegable(session)
+        named = arguments.get("name")
+        if tool == AGENT and isinstance(named, str):
+            return _tool_for(named, agents, _surfaces(session, lineage)), named
+        if tool == SUBAGENT:
+            default = self._roster.default_subagent(session, self._default_subagent)
+            return tool, named or (default.name if default is not None else None)
+        if tool in self._tools or tool in (EXECUTE_TASK, DISPATCH):
+            return tool, None  # the arguments say whom
+        owners = tool_names(agents).get(tool, ())
+        return tool, owners[0] if owners else None
 
     def _lineage(self, session: Session, asked: CallQuestion) -> list[AgentDefinition]:
         """The agents that are known of those from the root to the one that is meant."""
@@ -111,10 +139,27 @@ class Explaining:
         policies, below = self._sessions.policies, list(lineage)
         policy = policies.caller(session, None) if session.agent is None else policies.lead(session, below.pop(0))
         for one in below:
-            above = policy or PermissionPolicy("")
-            policy = above.inherit(one.name, one.permissions, trusted=one.source.trusted)
-        last = lineage[-1]
-        return under_whitelist(policy, last.name, last.tools or (), last.limits) or PermissionPolicy(last.name)
+            policy = of_child(policy, one.name, one.permissions, trusted=one.source.trusted)
+        last, granted = lineage[-1], self._grants.of(lineage, policy=session.policy)
+        return under_whitelists(policy, last.name, granted.names, granted.limits) or PermissionPolicy(last.name)
+
+
+def _surfaces(session: Session, lineage: Sequence[AgentDefinition]) -> tuple[Surface, ...]:
+    """By which the last of them delegates."""
+    below = list(lineage)
+    lead = below.pop(0) if session.agent is not None else None
+    applying = chosen(session.surfaces, None if lead is None else lead.surfaces)
+    for definition in below:
+        applying = chosen(definition.surfaces, applying)
+    return applying
+
+
+def _tool_for(agent: str, agents: Sequence[AgentDefinition], surfaces: Sequence[Surface]) -> str:
+    """The tool by which an agent would be started."""
+    kind = next((surface.kind for surface in surfaces if surface.agents is None or agent in surface.agents), None)
+    own = next((tool for tool, owners in tool_names(agents).items() if agent in owners), AGENT)
+    fixed = {SurfaceKind.TASK: EXECUTE_TASK, SurfaceKind.DISPATCH: DISPATCH, SurfaceKind.SUBAGENT: SUBAGENT}
+    return AGENT if kind is None else fixed.get(kind, own)
 
 
 def _depth(asked: CallQuestion, root: str | None) -> int:

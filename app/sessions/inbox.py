@@ -97,19 +97,25 @@ class Inbox:
             raise NotFound(f"there is no permission request {approval_id!r}")
         return row
 
-    def rules(self, session_id: str) -> tuple[PermissionRule, ...]:
-        """What persons have allowed for a session that is open here."""
-        return self._approvals.rules(session_id)
+    async def rules(self, session: Session) -> tuple[PermissionRule, ...]:
+        """What persons have allowed for a session, whether it is open here or not."""
+        known = self._approvals.rules(session.id)
+        await self._journal.settle()
+        return tuple(dict.fromkeys((*known, *await self._stored(session))))
 
     async def restore(self, session: Session) -> None:
         """Put the rules that persons gave for a session in force again, after a restart. Everything recorded is
         stored when this is called."""
-        texts = await self._store.session_rules(session.tenant, session.id)
-        for text in texts:
+        self._approvals.add_rules(session.id, await self._stored(session))
+
+    async def _stored(self, session: Session) -> Sequence[PermissionRule]:
+        found: list[PermissionRule] = []
+        for text in await self._store.session_rules(session.tenant, session.id):
             try:
-                self._approvals.add_rules(session.id, self._reader.allowed(text))
+                found += self._reader.allowed(text)
             except ValueError as error:  # asked again: nothing is allowed by a guess
                 log.warning("session %s: the allowed rule %r is left out: %s", session.id, text, error)
+        return found
 
     def forget(self, session_id: str) -> None:
         """The session was deleted."""

@@ -1,117 +1,66 @@
-"""What becomes of runs whose process went away: they are closed as `interrupted`, children first.
+"""What becomes of runs whose process went away: they are closed as `interrupted`, children first, and hooks are told.
 
 Runs once before the service takes requests. Knows no SQL: it reads open rows and the log, and records facts like
 everybody else.
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.agent import events
 from app.agent.approvals import AnswerKind
+from app.agent.hooks import NO_HOOKS, HookCall, HookPoint, HookRegistry
 from app.agent.ids import new_id, now_us
-from app.agent.messages import NO_USAGE, Role, Usage
-from app.agent.runner import UNFINISHED, ended_payload
-from app.agent.runs import Run, RunOutcome, RunStatus, RunStore, Session, StopReason
-from app.agent.subagent_hooks import RESULT_HEAD
+from app.agent.messages import NO_USAGE, Usage
+from app.agent.runner import ended_payload
+from app.agent.runs import HandoffStatus, Run, RunOutcome, RunStatus, RunStore, Session, StopReason
 from app.sessions.journal import Journal
+from app.sessions.traces import INTERRUPTED, OpenCall, Trace
 from app.wire import decode
 
 log = logging.getLogger(__name__)
-
-INTERRUPTED = UNFINISHED[RunStatus.INTERRUPTED]
 
 UNKNOWN_RESULT = (
     "(the service stopped before the outcome of this call was recorded; it is not known whether it took effect)"
 )
 NOT_RUN_RESULT = "(not run: the service stopped before this call began)"
 
-BROKEN_OFF = Usage(model_calls=1, unpriced_calls=1)  # a call that costs nobody knows what
+TELLING = 8  # hooks at a time: a crash may leave thousands of runs, and they may all go to one receiver
 
 Row = Mapping[str, Any]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Call:
-    """A call of a reply that has no result. `called`, `started`: its events are in the log."""
-
-    call_id: str
-    provider_call_id: str
-    tool: str
-    raw: str
-    step: int
-    sub: int
-    memory_seq: int
-    called: bool = False
-    started: bool = False
-
-
 @dataclass(slots=True)
-class _Trace:
-    """What the log says of one run that has not ended. `answered`: the usage of the steps that were completed;
-    `open`: of the one that was not, where at least the call was made. `started`: as a subagent, and not stopped.
-    `questions`: what persons were asked and have not answered, with the step."""
+class _Read:
+    """What the log says of a session: of each open run, and which runs stand in for the agent of an open handoff."""
 
-    steps: int = 0
-    answered: Usage = NO_USAGE
-    open: Usage = NO_USAGE
-    text: str = ""
-    started: bool = False
-    calls: dict[str, _Call] = field(default_factory=dict)
-    questions: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
-
-    @property
-    def usage(self) -> Usage:
-        """What is known to be used."""
-        return self.answered + self.open
-
-    def add(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
-        """Take in one event of the run."""
-        if kind == "step.started":
-            self.steps = step
-            self.answered += self.open  # a step that failed and was followed by another
-            self.open = BROKEN_OFF
-        elif kind == "step.completed":
-            self.answered += Usage.from_dict(data["usage"])
-            self.open = NO_USAGE
-        elif kind in ("subagent.start", "subagent.stop"):
-            self.started = kind == "subagent.start"
-        elif kind == "message" and data["role"] == Role.ASSISTANT:
-            self.text = data["content"] if data["content"].strip() else self.text
-            if data.get("usage"):
-                self.open = Usage.from_dict(data["usage"])
-            self._asked(step, data)
-        elif kind == "permission.requested":
-            self.questions[data["approval_id"]] = (step, data)
-        elif kind == "permission.resolved":
-            self.questions.pop(data.get("approval_id", ""), None)
-        elif kind == "tool.result":
-            self.calls.pop(data["call_id"], None)
-        elif kind in ("tool.call", "tool.start") and (call := self.calls.get(data["call_id"])) is not None:
-            call.called = True
-            call.started = kind == "tool.start"
-
-    def _asked(self, step: int, data: Mapping[str, Any]) -> None:
-        for sub, call in enumerate(data.get("tool_calls") or (), 1):
-            self.calls[call["call_id"]] = _Call(
-                call_id=call["call_id"],
-                provider_call_id=call["provider_call_id"],
-                tool=call["name"],
-                raw=call["arguments"],
-                step=step,
-                sub=sub,
-                memory_seq=data["memory_seq"] + sub,
-            )
+    traces: dict[str, Trace]
+    fallbacks: dict[str, events.FallbackInfo] = field(default_factory=dict)
 
 
 class Recovery:
-    """Brings every session to a state in which nothing is said to run that does not."""
+    """Brings every session to a state in which nothing is said to run that does not.
 
-    def __init__(self, store: RunStore, journal: Journal) -> None:
+    Subagents that had started have stopped: their hooks are told so, beside the service that goes on. `workspace`
+    gives the directory of a session's row, empty where there is none any more.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        journal: Journal,
+        hooks: HookRegistry = NO_HOOKS,
+        workspace: Callable[[Row], str] = lambda row: "",
+    ) -> None:
         self._store = store
         self._journal = journal
+        self._hooks = hooks
+        self._workspace = workspace
+        self._few = asyncio.Semaphore(TELLING)
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
         """Close what was in flight; returns how many runs that were. Idempotent: what is closed is not open."""
@@ -131,10 +80,22 @@ class Recovery:
             log.warning("%d runs of %d sessions were in flight and are interrupted", len(runs), len(sessions))
         return len(runs)
 
+    async def told(self) -> None:
+        """Wait until the hooks have been told; each has its own time for that."""
+        await asyncio.gather(*self._telling, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Tell nobody any more."""
+        for task in self._telling:
+            task.cancel()
+        await self.told()
+
     async def _session(self, session: Session, open_runs: Sequence[Row], handoffs: Sequence[Row]) -> None:
         await self._journal.open(session.tenant, session.id)
-        traces = await self._traces(session, open_runs)
         rows = await self._store.runs(session.tenant, session.id)
+        attempts = {h["id"]: [row for row in rows if row["handoff_id"] == h["id"]] for h in handoffs}
+        read = await self._read(session, open_runs, [row for each in attempts.values() for row in each])
+        workspace = await self._directory(session)
         below: dict[str, Usage] = {}  # of each run: what its children used
         for row in rows:
             if row["parent_id"] and row["usage_total"]:
@@ -143,32 +104,65 @@ class Recovery:
         for row in open_runs:
             run = run_of(row)
             for handoff in own[run.id]:
-                self._end_handoff(run, handoff, rows)
-            trace = traces[run.id]
+                self._end_handoff(run, handoff, attempts[handoff["id"]], read)
+            trace = read.traces[run.id]
             total = trace.usage + below.get(run.id, NO_USAGE)
             if run.parent_id:
                 below[run.parent_id] = below.get(run.parent_id, NO_USAGE) + total
+            if trace.started:
+                self._tell(run, trace, _lineage(row, rows), workspace)
             self._interrupt(run, row, trace, total)
         for handoff in handoffs:
             if handoff["run_id"] not in own:
-                self._end_handoff(session, handoff, rows)
-        if open_runs or any(row["handoff_id"] in {h["id"] for h in handoffs} for row in rows):
+                self._end_handoff(session, handoff, attempts[handoff["id"]], read)
+        if open_runs or any(attempts.values()):
             self._journal.record(session, events.SESSION_IDLE, events.SessionIdle())
 
-    async def _traces(self, session: Session, open_runs: Sequence[Row]) -> dict[str, _Trace]:
-        """What the log says of each open run."""
-        traces = {row["id"]: _Trace() for row in open_runs}
-        after = min((row["first_seq"] for row in open_runs), default=2**62) - 1
+    async def _read(self, session: Session, open_runs: Sequence[Row], attempts: Sequence[Row]) -> _Read:
+        """Read the log of a session from where what is open began."""
+        read = _Read({row["id"]: Trace() for row in open_runs})
+        tried = {row["id"] for row in attempts}
+        after = min((row["first_seq"] for row in (*open_runs, *attempts)), default=2**62) - 1
         while page := await self._journal.log.page(session.tenant, session.id, after=after):
             after = page[-1].seq
             for event in page:
                 envelope = decode(event.envelope)
-                trace = traces.get(envelope.get("run_id"))
+                run_id = envelope.get("run_id", "")
+                trace = read.traces.get(run_id)
                 if trace is not None:
                     trace.add(event.type, envelope.get("step", 0), decode(event.data))
-        return traces
+                if event.type == "run.queued" and run_id in tried and (found := decode(event.data).get("fallback")):
+                    read.fallbacks[run_id] = found
+        return read
 
-    def _interrupt(self, run: Run, row: Row, trace: _Trace, total: Usage) -> None:
+    async def _directory(self, session: Session) -> str:
+        """The workspace of a session, where somebody wants to know it."""
+        if not self._hooks.has(HookPoint.SUBAGENT_STOP):
+            return ""
+        row = await self._store.session(session.tenant, session.id)
+        return "" if row is None else self._workspace(row)
+
+    def _tell(self, run: Run, trace: Trace, lineage: tuple[str, ...], workspace: str) -> None:
+        """Begin to tell the hooks of a subagent's end. What they say is too late for the log of the run, which ends
+        now; failures stand in the log of the service."""
+        if not self._hooks.has(HookPoint.SUBAGENT_STOP):
+            return
+        call = replace(
+            HookCall.of(run, HookPoint.SUBAGENT_STOP, lineage=lineage, workspace=workspace),
+            result=trace.told,
+            steps=trace.steps,
+            is_error=True,
+        )
+
+        async def telling() -> None:
+            async with self._few:
+                await self._hooks.tell(call, lambda decision: None)
+
+        task = asyncio.create_task(telling(), name=f"stop hooks of {run.id}")
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    def _interrupt(self, run: Run, row: Row, trace: Trace, total: Usage) -> None:
         for step, question in trace.questions.values():
             self._journal.record(run, events.PERMISSION_RESOLVED, _withdrawn(question), step=step)
         for call in trace.calls.values():
@@ -177,7 +171,7 @@ class Recovery:
             stopped = events.SubagentStopped(
                 agent=run.agent,
                 name=run.name,
-                result=(trace.text or INTERRUPTED.message)[:RESULT_HEAD],
+                result=trace.told,
                 steps=trace.steps,
                 is_error=True,
                 status=RunStatus.INTERRUPTED.value,
@@ -196,27 +190,45 @@ class Recovery:
         began = row["started_at"] or row["created_at"]
         self._journal.record(run, events.RUN_INTERRUPTED, ended_payload(outcome, max(0, now_us() - began) // 1000))
 
-    def _end_handoff(self, scope: Run | Session, handoff: Row, runs: Sequence[Row]) -> None:
+    def _end_handoff(self, scope: Run | Session, handoff: Row, runs: Sequence[Row], read: _Read) -> None:
         """End a handoff as its last run ended; one whose run was in flight, or never recorded, is interrupted."""
-        attempts = [row for row in runs if row["handoff_id"] == handoff["id"]]
-        ended = attempts[-1] if attempts and attempts[-1]["ended_at"] is not None else None
+        last = runs[-1] if runs else None
+        fallback = read.fallbacks.get(last["id"]) if last is not None else None
+        attempts = [row for row in runs if row["id"] not in read.fallbacks]
+        ended = last if last is not None and last["ended_at"] is not None else None
+        status = ended["status"] if ended is not None else RunStatus.INTERRUPTED.value
         error = ended["error"] if ended is not None else INTERRUPTED.as_dict()
+        if fallback is not None and status == RunStatus.COMPLETED.value:
+            status = HandoffStatus.FALLBACK.value
+            error = attempts[-1]["error"] if attempts else None  # why the subagent itself gave no result
         payload = events.HandoffEnded(
             handoff_id=handoff["id"],
             call_id=handoff["call_id"],
             tool=handoff["tool"],
             subagent=handoff["agent"],
             name=handoff["name"],
-            status=ended["status"] if ended is not None else RunStatus.INTERRUPTED.value,
+            status=status,
             depth=handoff["depth"],
             session_mode=handoff["session_mode"],
             attempts=len(attempts),
             duration_ms=max(0, now_us() - handoff["started_at"]) // 1000,
             output=(ended["output"] or "") if ended is not None else "",
             error=events.ErrorInfo(code=error["code"], message=error["message"]) if error else None,
-            run_ids=[row["id"] for row in attempts],
+            run_ids=[row["id"] for row in runs],
         )
+        if fallback is not None:
+            payload["fallback"] = fallback
         self._journal.record(scope, events.HANDOFF_END, payload)
+
+
+def _lineage(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+    """The runs above one, from the root."""
+    parents, found = {each["id"]: each["parent_id"] for each in rows}, list[str]()
+    above = row["parent_id"]
+    while above is not None:
+        found.append(above)
+        above = parents.get(above)
+    return tuple(reversed(found))
 
 
 def run_of(row: Row) -> Run:
@@ -245,7 +257,7 @@ def _scope(tenant: str, session_id: str) -> Session:
     return Session(id=session_id, tenant=tenant, memory_id="", agent=None, created_at=0)
 
 
-def _unfinished(run: Run, call: _Call) -> events.ToolResulted:
+def _unfinished(run: Run, call: OpenCall) -> events.ToolResulted:
     """The result of a call that has none; only what was started may have had an effect."""
     return events.ToolResulted(
         call_id=call.call_id,

@@ -10,14 +10,16 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from app.agent.definition import AgentCatalog, AgentDefinition, Source
-from app.agent.delegation import DEFAULT_SURFACES, surfaces_of, tool_names
+from app.agent.delegation import tool_names
 from app.agent.errors import Conflict, InvalidRequest, NotFound, SubagentdError, Unsupported
 from app.agent.events import Write
 from app.agent.ids import now_us
-from app.agent.tools import ToolRegistry, default_tools
+from app.agent.policy import ToolInherit
+from app.agent.tools import ToolRegistry
 from app.masking import ValueMasker
 from app.sessions.access import WritesRows
 from app.sessions.agents import AgentStore
+from app.sessions.grants import Grants
 from app.sessions.requests import AgentReader
 
 log = logging.getLogger(__name__)
@@ -87,12 +89,14 @@ class TenantAgents:
         journal: WritesRows,
         tools: ToolRegistry,
         masker: ValueMasker,
+        inherit: ToolInherit = ToolInherit.OWN,
     ) -> None:
         self._catalog = catalog
         self._reader = reader
         self._store = store
         self._journal = journal
         self._tools = tools
+        self._grants = Grants(tools, inherit)
         self._masker = masker
         self._versions: dict[tuple[str, str], int] = {}
         self._changing = asyncio.Lock()  # versions are numbered one after the other
@@ -171,12 +175,23 @@ class TenantAgents:
         await self._journal.write(Write(table="agents", values=values))
         self._versions[tenant, name] = version
 
-    def get(self, tenant: str, name: str) -> dict[str, Any]:
-        """The agent that is in force. Raises `NotFound`."""
+    def get(self, tenant: str, name: str, parents: Sequence[str] = ()) -> dict[str, Any]:
+        """The agent that is in force, with the tools that it has below `parents`, which are named from the root down.
+        Raises `NotFound`, `InvalidRequest` for a parent that does not exist."""
         definition = self._catalog.get(tenant, name)
         if definition is None:
             raise _unknown(name)
-        return self._view(definition, tenant, self._agent_tools(tenant))
+        above: list[AgentDefinition] = []
+        for parent in parents:
+            found = self._catalog.get(tenant, parent)
+            if found is None:
+                raise InvalidRequest(
+                    f"parent: there is no agent {parent!r}: GET /v1/agents lists those that exist",
+                    code="unknown_agent",
+                    errors=[{"at": "parent", "message": "unknown agent"}],
+                )
+            above.append(found)
+        return self._view(definition, tenant, self._agent_tools(tenant), above)
 
     def list(self, tenant: str) -> dict[str, Any]:
         """Valid agents with their effective tools, shadowed ones, broken files and remarks with file, line, reason."""
@@ -211,16 +226,17 @@ class TenantAgents:
         return tool_names(agent for agent in found if agent is not None)
 
     def _view(
-        self, definition: AgentDefinition, tenant: str, agent_tools: Mapping[str, tuple[str, ...]]
+        self,
+        definition: AgentDefinition,
+        tenant: str,
+        agent_tools: Mapping[str, tuple[str, ...]],
+        above: Sequence[AgentDefinition] = (),
     ) -> dict[str, Any]:
-        """The definition, and what its whitelist comes to here: `effective_tools` are those that a run without a
-        parent is given, `delegation` the names that bring delegation tools, `missing_tools` those that do not exist."""
-        wanted = definition.tools
-        if wanted is None:
-            wanted = default_tools(self._tools)
-        gone = set(definition.disallowed_tools)
-        named = [name for name in wanted if name not in gone]
-        delegation = [name for name in named if surfaces_of(definition, (name,), DEFAULT_SURFACES, agent_tools)]
+        """The definition, and what its whitelist comes to here: `effective_tools` are those that a run below these
+        agents is given, or one without a parent, `delegation_tools` the names that bring delegation tools,
+        `missing_tools` those that do not exist."""
+        granted = self._grants.of([*above, definition], agent_tools)
+        named, delegation = granted.names, granted.delegation
         own = definition.source.kind == TENANT.kind
         return {
             **self._reader.mapping(definition),
@@ -228,7 +244,7 @@ class TenantAgents:
             "source": source_view(definition.source),
             "version": self._versions.get((tenant, definition.name)) if own else None,
             "effective_tools": [name for name in named if name in self._tools],
-            "delegation_tools": delegation,
+            "delegation_tools": list(delegation),
             "missing_tools": [name for name in named if name not in self._tools and name not in delegation],
         }
 

@@ -264,7 +264,7 @@ def _compaction(rows: Projection, event: Event, payload: Mapping[str, Any]) -> N
 
 _NEW_CALL: Row = {
     "arguments": "", "status": "pending", "read_only": None, "is_error": False, "message_id": None, "result_seq": None,
-    "started_at": None, "ended_at": None, "duration_ms": None,
+    "delegation": None, "started_at": None, "ended_at": None, "duration_ms": None,
 }  # fmt: skip
 
 
@@ -300,6 +300,7 @@ def _tool_start(rows: Projection, event: Event, payload: Mapping[str, Any]) -> N
     if row is None:
         row = rows.call_changes.setdefault(key, {})
     row |= {"status": "running", "read_only": payload["read_only"], "started_at": event.ts}
+    row["delegation"] = payload.get("delegation", False)
 
 
 def _tool_result(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ Rows are dictionaries by column name, JSON decoded, times in µs.
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, bindparam, func, or_, select
+from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, func, or_, select, true
 
 from app.agent.messages import NO_USAGE, Usage
 from app.agent.runs import SessionCounters
@@ -67,7 +67,18 @@ _delegating = select(handoffs.c.call_id).where(*_of_session(handoffs), handoffs.
 _calls_made = (
     select(func.count())
     .select_from(tool_calls)
-    .where(*_of_session(tool_calls), tool_calls.c.started_at.is_not(None), tool_calls.c.id.not_in(_delegating))
+    .where(
+        *_of_session(tool_calls),
+        tool_calls.c.started_at.is_not(None),
+        tool_calls.c.delegation.is_not(true()),
+        tool_calls.c.id.not_in(_delegating),  # those that were stored before it was kept which calls delegate
+    )
+)
+# The ordinary tool that stood in for a subagent under the name of its delegation tool is a tool call as well.
+_stood_in = (
+    select(handoffs.c.fallback)
+    .join(tool_calls, and_(tool_calls.c.tenant_id == handoffs.c.tenant_id, tool_calls.c.id == handoffs.c.call_id))
+    .where(*_of_session(handoffs), handoffs.c.fallback.is_not(None), tool_calls.c.status.not_in(("denied", "expired")))
 )
 _delegations_made = (
     select(func.count())
@@ -121,18 +132,21 @@ class SqlRunStore:
 
     async def spent(self, tenant: str, session_id: str, currency: str) -> dict[str, int]:
         """What the runs of a session have used, in the units of `BudgetLimits`: `model_calls`, `tokens`, `cost_micros`
-        (of that currency), `tool_calls` and `delegations` that were started, and `wall_ms` of the runs that no other
-        run waits for. Open runs count their calls; the rest is known when they have ended."""
+        (of that currency), `tool_calls` (none that delegates) and `delegations` that were started, and `wall_ms` of the
+        runs that no other run waits for. Open runs count their calls; the rest is known when they have ended."""
         mine = {"tenant_id": tenant, "session_id": session_id}
         rows = await self._reader.rows(_used, mine)
         used = sum((Usage.from_dict(row["usage"]) for row in rows), NO_USAGE)
         made = await self._reader.row(_made, mine) or {"tool_calls": 0, "delegations": 0}
+        stood_in = await self._reader.rows(_stood_in, mine)
+        primaries = sum(row["fallback"]["kind"] == "primary" for row in stood_in)
         return {
             "model_calls": used.model_calls,
             "tokens": used.input_tokens + used.output_tokens + used.estimated_tokens,
             "cost_micros": used.cost.get(currency, 0) + used.estimated_micros,
             "wall_ms": sum(row["duration_ms"] or 0 for row in rows if row["parent_id"] is None),
-            **made,
+            "tool_calls": made["tool_calls"] + primaries,
+            "delegations": made["delegations"],
         }
 
     async def handoffs(self, tenant: str, session_id: str) -> list[Record]:

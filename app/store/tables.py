@@ -210,6 +210,7 @@ tool_calls = Table(
     text("arguments"),
     text("status"),
     flag("read_only", null=True),  # null: never started
+    flag("delegation", null=True),  # null: never started, or before this was kept
     flag("is_error"),
     text("message_id", null=True),
     big("result_seq", null=True),

@@ -6,21 +6,21 @@ and a real shell could read differently cannot be judged either.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise
 from threading import Lock
 
 import tree_sitter
 import tree_sitter_bash
 
-from app.agent.permission_rules import UNKNOWN
-from app.agent.permission_subjects import CommandPart, ParsedCommand, WriteTarget
+from app.agent.permission_subjects import CommandPart, ParsedCommand
+from app.agent.rule_patterns import UNKNOWN, is_known
 from app.tools.commands import HARMLESS, effects_of, part_of, straight
+from app.tools.shell_findings import Findings
 from app.tools.shell_words import MAX_NESTING, WORDS, Unclear, WordReader, below, check_arithmetic, rendered
 
 MAX_CHARS = 20_000
-_MAX_PARTS, _MAX_WORDS = 300, 500
 _MOST = {"<<": 20, "|": 500, "&": 500}  # the grammar's time grows with the square of these, and of signs in a row
-_MAX_SCRIPTS, _MAX_BASES = 8, 8  # scripts inside scripts; directories that relative paths may start from
+_MAX_SCRIPTS = 8  # inside scripts
 
 _STRUCTURE = frozenset(
     {"program", "list", "pipeline", "subshell", "negated_command", "if_statement", "elif_clause", "else_clause",
@@ -39,7 +39,9 @@ _KEYWORDS = frozenset({"if", "then", "else", "elif", "fi", "case", "esac", "for"
 _ARITHMETIC_TESTS = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-v", "-R"})
 _JOINED_LINE = re.compile(r"[^\s;&|()]\\\n\S")
 _ODD = re.compile(r"[^\S \t\n]|[\x00-\x08\x0e-\x1f\x7f\ud800-\udfff]")
+_PLACES = re.compile(r"(?<![\w$\{])(?:HOME|PWD|OLDPWD|CDPATH|GLOBIGNORE|BASHOPTS|SHELLOPTS|BASH_ENV)\b")
 _SIGNS = re.compile(r"(?:[|&;<>(){}$`!\[\]][ \t\n]?){30}")
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _BLANKS = re.compile(r"(?:[ \t\n]|\\\n)*")
 _BLANKS_OF_A_LINE = re.compile(r"(?:[ \t]|\\\n)*")
 
@@ -53,20 +55,14 @@ class BashParser:
 
     def parse(self, command: str) -> ParsedCommand:
         """All that the line may run or write. What cannot be judged to its end says so in `problem`."""
-        found = _Found()
+        found = Findings()
         try:
             self.read(command, found, 0)
         except (Unclear, RecursionError) as error:
             found.problem = str(error) or "the command is nested too deeply"
-        return ParsedCommand(
-            parts=tuple(dict.fromkeys(found.parts)),
-            writes=tuple(dict.fromkeys(found.writes)),
-            words=tuple(dict.fromkeys(found.words)),
-            bases=tuple(found.bases),
-            problem=found.problem,
-        )
+        return found.parsed()
 
-    def read(self, script: str, found: "_Found", depth: int) -> None:
+    def read(self, script: str, found: Findings, depth: int) -> None:
         """Add what a script does. Raises `Unclear`."""
         if len(script) > MAX_CHARS:
             raise Unclear(f"the command is longer than {MAX_CHARS:,} characters")
@@ -79,29 +75,28 @@ class BashParser:
         odd = _ODD.search(script)
         if odd is not None:
             raise Unclear(f"the command contains the unusual character {odd.group()!r}")
+        if _PLACES.search(script):
+            raise Unclear("the command changes where names of files lead")
         if _JOINED_LINE.search(script):
             raise Unclear("a word goes on in the next line")
         source = script.encode()
         with self._lock:
-            tree = self._parser.parse(source)
+            tree = self._parser.parse(_NOT_ASCII.sub(_letters, script).encode())
         if tree.root_node.has_error:
             raise Unclear("the command is no shell syntax that can be understood here")
         _Reader(self, source, found, depth).read(tree.root_node)
 
 
-@dataclass(slots=True)
-class _Found:
-    parts: list[CommandPart] = field(default_factory=list)
-    writes: list[WriteTarget] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
-    bases: list[str] = field(default_factory=lambda: ["."])
-    problem: str | None = None
+def _letters(found: re.Match[str]) -> str:
+    """In place of a character, as many letters as it has bytes: it is one of a word for a shell, and the grammar's
+    scanner looks it up in a table of 256, which has ended the process."""
+    return "x" * len(found.group().encode())
 
 
 class _Reader:
     """Walks over the tree of one script."""
 
-    def __init__(self, parser: BashParser, source: bytes, found: _Found, depth: int) -> None:
+    def __init__(self, parser: BashParser, source: bytes, found: Findings, depth: int) -> None:
         self._parser = parser
         self._source = source
         self._found = found
@@ -135,7 +130,7 @@ class _Reader:
         elif kind == "comment":
             self._comment(node)
         elif kind in WORDS and kind not in ("command_substitution", "process_substitution"):
-            self._note(self._words.word(node, level))
+            self._found.name(self._words.word(node, level))
         elif kind in _STRUCTURE or kind == "compound_statement":
             self._children(node, level)
         elif kind not in (_LEAVES if node.is_named else _TOKENS):
@@ -170,18 +165,19 @@ class _Reader:
         """A simple command; `more`: arguments that stand behind a redirection."""
         words: list[str] = [] if node.type == "command" else [node.children[0].type]
         assigned: list[str] = []
-        plain, before, was_word = not more, node.start_byte, bool(words)
+        plain, before = not more, node.start_byte
+        outside, self._words.splits = self._words.splits, not all(map(is_known, more))
         for child in node.children:
             self._blank(before, child.start_byte)
-            is_word = child.type == "command_name" or child.type in WORDS
-            if is_word and was_word and before == child.start_byte:
+            is_word = child.type in ("command_name", "variable_assignment") or child.type in WORDS
+            if is_word and node.start_byte < before == child.start_byte:
                 raise Unclear("it is not clear where a word ends")
-            before, was_word = child.end_byte, is_word
+            before = child.end_byte
             if child.type == "command_name":
                 words.append(self._words.word(child.children[0], level + 1))
             elif child.type == "variable_assignment":
                 (assigned if node.type == "command" else words).append(self._assignment(child, level + 1))
-            elif is_word:
+            elif child.type in WORDS:
                 words.append(self._words.word(child, level + 1))
             elif child.type == "file_redirect":
                 words += self._redirect(child, level + 1)
@@ -189,53 +185,32 @@ class _Reader:
             elif child.is_named or node.type == "command":
                 self.visit(child, level + 1)
                 plain = False
-        self._run([*words, *more], assigned, self._text(node) if plain else None)
+        splits, self._words.splits = self._words.splits, outside
+        self._run([*words, *more], assigned, self._text(node) if plain else None, splits)
 
-    def _run(self, words: list[str], assigned: Sequence[str] = (), source: str | None = None) -> None:
-        """State a command by its words, and what it runs in turn."""
-        if len(self._found.parts) > _MAX_PARTS:
-            raise Unclear(f"the command has more than {_MAX_PARTS} parts")
-        for text in (*assigned, *words[1:]):
-            self._note(text)
+    def _run(
+        self, words: list[str], assigned: Sequence[str] = (), source: str | None = None, splits: bool = False
+    ) -> None:
+        """State a command by its words, and what it runs in turn. `splits`: a word may turn out to be several."""
         for text in assigned:
             self._check_value(text)
+            self._found.name(text)
         if not words:
             return
-        if UNKNOWN in words[0] or not words[0] or words[0] in _KEYWORDS:
-            self._found.parts.append(CommandPart(exact=(), loose=(rendered(words), UNKNOWN)))
+        if not is_known(words[0]) or not words[0] or words[0] in _KEYWORDS:
+            self._found.part(CommandPart(exact=(), loose=(rendered(words), UNKNOWN)))
+            self._found.anything(words)
             return
         if ".." in words[0].split("/"):
             source, words[0] = None, straight(words[0])
         effects = effects_of(words)
         harmless = all(HARMLESS.match(text) for text in (*assigned, *effects.assigned))
-        self._found.parts.append(part_of(words, assigned, source, harmless, effects))
-        self._found.writes += [WriteTarget(path=path, redirected=False) for path in effects.writes]
-        if words[0] in ("cd", "pushd", "popd"):
-            self._move(words)
+        self._found.part(part_of(words, assigned, source, harmless, effects))
+        self._found.files(words, effects, splits)
         for inner in effects.inner:
-            self._run(inner, effects.assigned)
+            self._run(inner, effects.assigned, splits=splits)
         for script in effects.scripts:
             self._parser.read(script, self._found, self._depth + 1)
-
-    def _move(self, words: Sequence[str]) -> None:
-        """Remember from where relative paths may start after a change of directory."""
-        targets = [word for word in words[1:] if word not in ("-P", "-L", "--")]
-        known = words[0] == "cd" and len(targets) == 1 and targets[0] and UNKNOWN not in targets[0]
-        bases = self._found.bases
-        if not known or targets[0].startswith("-") or len(bases) > _MAX_BASES:
-            more = [UNKNOWN]
-        elif targets[0].startswith(("/", "~")):
-            more = [targets[0]]
-        else:
-            more = [targets[0] if base == "." else f"{base}/{targets[0]}" for base in bases]
-        self._found.bases = list(dict.fromkeys([*bases, *more]))
-
-    def _note(self, text: str) -> None:
-        """Remember what may be the name of a file."""
-        if len(self._found.words) > _MAX_WORDS:
-            raise Unclear(f"the command has more than {_MAX_WORDS} words")
-        value = text.partition("=")[2].lstrip("@") if "=" in text else text.lstrip("@")
-        self._found.words += [word for word in (text, value) if word.strip(UNKNOWN)]
 
     # ── variables, redirections, tests ──────────────────────────────────────────────────────────────────────────
 
@@ -253,10 +228,10 @@ class _Reader:
 
     def _assigned(self, text: str) -> None:
         """A variable that is set for all that follows."""
-        self._note(text)
+        self._found.name(text)
         self._check_value(text)
         if not HARMLESS.match(text):
-            self._found.parts.append(CommandPart(exact=(text,), loose=(text,)))
+            self._found.part(CommandPart(exact=(text,) if is_known(text) else (), loose=(text,)))
 
     def _check_value(self, text: str) -> None:
         if "$(" in text or "`" in text:
@@ -289,20 +264,22 @@ class _Reader:
             raise Unclear("it is not clear what is redirected")
         operator = next((child.type for child in node.children if not child.is_named), "")
         targets = [child for child in node.children if child.is_named and child.type != "file_descriptor"]
+        if any(one.end_byte == other.start_byte for one, other in pairwise(targets)):
+            raise Unclear("it is not clear where a word ends")
         texts = [self._words.word(target, level + 1) for target in targets]
         if not texts:
             return []
         target = texts[0]
-        if target.startswith(("/dev/tcp/", "/dev/udp/")) or (target.startswith("/dev/") and UNKNOWN in target):
+        if target.startswith(("/dev/tcp/", "/dev/udp/")) or (target.startswith("/dev/") and not is_known(target)):
             raise Unclear("a redirection opens a connection")
         if operator.endswith("-") or (operator.endswith("&") and target[:1] == "-" and target != "-"):
             raise Unclear("it is not clear what is redirected")
         if operator.endswith("&") and re.fullmatch(r"[0-9]*-?", target):
             return texts[1:]
         if operator.startswith("<") and operator != "<>":
-            self._note(target)
+            self._found.read(target)
         elif re.fullmatch(r"/dev/(?:null|stdout|stderr|tty|fd/[0-9]+)", target) is None:
-            self._found.writes.append(WriteTarget(path=target, redirected=True))
+            self._found.write(target, redirected=True)
         return texts[1:]
 
     def _check_line(self, node: tree_sitter.Node) -> None:
@@ -314,7 +291,12 @@ class _Reader:
     def _heredoc(self, node: tree_sitter.Node, level: int) -> list[str]:
         more: list[str] = []
         start = end = mark = ""
+        if any(one.end_byte == other.start_byte and other.type in WORDS for one, other in pairwise(node.children)):
+            raise Unclear("it is not clear where a word ends")
         for child in node.children:
+            known = self._source[node.start_byte : child.start_byte]
+            if child.type not in ("heredoc_body", "heredoc_end") and b"\n" in known:
+                raise Unclear("it is not clear where a here-document begins")
             if child.type == "heredoc_start":
                 start = self._text(child)
             elif child.type == "heredoc_end":

@@ -7,20 +7,29 @@ import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-from app.agent.permission_rules import UNKNOWN
 from app.agent.permission_subjects import CommandPart
-from app.tools.shell_words import rendered
+from app.agent.rule_patterns import ANY_NAME, UNKNOWN, is_known
+from app.tools.command_files import changed, option_values, stored, walked, written
+from app.tools.launchers import SCRIPT_OPTIONS, argument_commands, by_argument, is_plain, launched, without_options
+from app.tools.shell_words import PIPE, rendered
 
 ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
-_SHELLS = frozenset({"bash", "sh", "dash", "ash", "zsh", "ksh", "mksh", "rbash"})
-_OTHER_SHELLS = frozenset({"fish", "csh", "tcsh", "parallel", "at", "batch"})  # run what this module cannot read
+_SHELLS = frozenset({"bash", "sh", "dash", "ash", "rbash"})
+_SHELL_OPTIONS = frozenset({"--norc", "--noprofile", "--posix", "--login", "--noediting"})
+_OTHER_SHELLS = frozenset(
+    {"zsh", "ksh", "mksh", "fish", "csh", "tcsh", "parallel", "at", "batch", "crontab", "tmux", "screen", "hyperfine",
+     "entr", "watchexec", "expect", "newgrp", "sg", "xterm"}
+)  # fmt: skip  # run what this module cannot read
 _EVALUATING = frozenset(
     {"let", "declare", "typeset", "local", "export", "readonly", "unset", "read", "printf", "test", "[", "mapfile",
      "readarray", "wait", "getopts"}
 )  # fmt: skip  # builtins that evaluate an index, and with it any substitution inside
-_REDEFINING = frozenset({"alias", "hash", "enable", "bind", "complete", "compgen"})  # change what later words mean
+# They change what later words mean.
+_REDEFINING = frozenset({"alias", "hash", "enable", "bind", "complete", "compgen", "shopt", "setopt"})
+_PLAIN_SETTINGS = re.compile(
+    r"[-+][euxvCfbhm]*o?|errexit|nounset|xtrace|verbose|noclobber|noglob|pipefail|errtrace|functrace"
+)
 
 # Variables that change nothing but how a program talks, and those in lower case that nothing reads by itself.
 HARMLESS = re.compile(
@@ -34,27 +43,36 @@ HARMLESS = re.compile(
 class Effects:
     """What a command does besides what its own words say. `inner`: commands that it runs. `scripts`: texts that it runs
     as shell code. `opaque`: it runs something that is not known before. `transparent`: all it does is to run those.
-    `redefines`: what follows may mean something else. `assigned`: variables that it sets for what it runs."""
+    `redefines`: what follows may mean something else. `assigned`: variables that it sets for what it runs. `perhaps`:
+    spellings of a command that it runs, wherever that begins. `doubtful`: the same, if it runs its arguments at all.
+    `changes` and `walks`: directories of which it writes or reads all that lies below. `touches`: what it may write."""
 
     inner: list[list[str]] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
     assigned: list[str] = field(default_factory=list)
     writes: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    walks: list[str] = field(default_factory=list)
+    touches: list[str] = field(default_factory=list)
     opaque: bool = False
     transparent: bool = False
     redefines: bool = False
+    perhaps: list[str] = field(default_factory=list)
+    doubtful: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wrapper:
     """A command that runs its arguments. `short`: its option letters, `:` behind those with a value; `long` likewise.
-    `skip`: arguments before the command."""
+    `skip`: arguments before the command. `dash`: a single dash is one more option."""
 
     short: str = ""
     long: str = ""
     skip: int = 0
     transparent: bool = True
     assigns: bool = False
+    dash: bool = False
 
 
 _WRAPPERS = {
@@ -69,7 +87,7 @@ _WRAPPERS = {
     "builtin": _Wrapper(),
     "exec": _Wrapper("cla:"),
     "coproc": _Wrapper(assigns=True),
-    "env": _Wrapper("iu:0v", "ignore-environment unset: null debug", assigns=True),
+    "env": _Wrapper("iu:0va:", "ignore-environment unset: null debug argv0:", assigns=True, dash=True),
     "xargs": _Wrapper(
         "0rtxd:E:I:L:n:P:s:a:",
         "null no-run-if-empty verbose exit delimiter: max-args: max-procs: max-lines: max-chars: arg-file:",
@@ -101,27 +119,40 @@ _WRAPPERS = {
 def effects_of(words: Sequence[str]) -> Effects:
     """What a simple command does. The first word is its name and known."""
     name, effects = words[0].rpartition("/")[2], Effects()
-    effects.writes = _written(name, words[1:])
+    effects.writes, effects.changes = list(written(name, words[1:])), list(changed(name, words[1:]))
+    effects.reads, effects.walks = list(stored(name, words[1:])), list(walked(name, words[1:]))
+    effects.perhaps, effects.opaque = launched(name, words)
     if name in _WRAPPERS:
         _wrapped(name, words, effects)
     elif name in _SHELLS:
         _shell(words, effects)
     elif name == "eval":
-        effects.scripts, effects.transparent = [" ".join(words[1:])], True
-    elif name == "trap" and len(words) > 2:
-        effects.scripts = [words[1]]
+        effects.scripts, effects.transparent = [" ".join(words[1 + (words[1:2] == ["--"]) :])], True
+    elif name == "trap":
+        effects.scripts = [word for word in words[1 + (words[1:2] == ["--"]) : -1] if word not in ("-", "-l", "-p")][:1]
+    elif name in ("mapfile", "readarray"):
+        effects.scripts = list(option_values(words, ("-C",)))
+        effects.opaque = _evaluates(name, words[1:])
     elif name in ("su", "runuser", "script") and len(words) > 1:
-        effects.scripts = [after for word, after in pairwise(words) if word == "-c"]
-        effects.opaque = not effects.scripts
+        effects.scripts = list(option_values(words, ("-c", "--command", "--session-command")))
+        effects.opaque = True  # of several ones one holds, and further words go to the shell
     elif name == "find":
         _find(words, effects)
     elif name in ("source", "."):
-        effects.opaque = any(UNKNOWN in word or word.startswith("/dev/") for word in words[1:2])
+        file = words[1 + (words[1:2] == ["--"]) :][:1]
+        effects.opaque = any(not is_known(word) or PIPE in word or word.startswith("/dev/") for word in file)
     elif name in _OTHER_SHELLS:
         effects.opaque = True
     elif name in _EVALUATING:
         effects.opaque = _evaluates(name, words[1:])
     effects.redefines = name in _REDEFINING and len(words) > 1
+    if name == "set" and words[1:2] != ["--"]:
+        effects.redefines = not all(_PLAIN_SETTINGS.fullmatch(word) for word in words[1:])
+    effects.scripts += option_values(words[1:], SCRIPT_OPTIONS.get(name, ()))
+    effects.opaque = effects.opaque or by_argument(name, words[1:])
+    if not (name in _WRAPPERS or name in _SHELLS or is_plain(name)):
+        effects.doubtful = argument_commands(words[1:])
+        effects.touches = [word for word in words[1:] if is_known(word) and not word.startswith("-")]
     return effects
 
 
@@ -159,9 +190,10 @@ def _start(wrapper: _Wrapper, words: Sequence[str]) -> int | None:
             break
         name, has_value, _ = word[2:].partition("=")
         if word.startswith("--"):
-            if name not in valued:
+            meant = [name] if name in valued else [long for long in valued if long.startswith(name)]
+            if len(meant) != 1:
                 return None
-            at += valued[name] and not has_value
+            at += valued[meant[0]] and not has_value
             continue
         for place, letter in enumerate(word[1:], start=2):
             found = wrapper.short.find(letter)
@@ -170,7 +202,8 @@ def _start(wrapper: _Wrapper, words: Sequence[str]) -> int | None:
             if wrapper.short[found + 1 : found + 2] == ":":
                 at += place == len(word)  # else the value is the rest of the word
                 break
-    doubtful = any(UNKNOWN in word for word in words[1 : at + wrapper.skip])
+    at += wrapper.dash and words[at : at + 1] == ["-"]
+    doubtful = any(not is_known(word) for word in words[1 : at + wrapper.skip])
     return None if doubtful else at + wrapper.skip
 
 
@@ -185,25 +218,22 @@ def _fed(options: Sequence[str], inner: list[str]) -> list[str]:
 
 def _shell(words: Sequence[str], effects: Effects) -> None:
     """A shell: with `-c` a script, with a file an ordinary program, else something that comes from elsewhere."""
-    at = 1
-    while at < len(words) and words[at][:1] in ("-", "+") and words[at] != "-":
+    at, scripted, plain = 1, False, True
+    while at < len(words) and words[at][:1] in ("-", "+"):
         word = words[at]
         at += 1
-        if word in ("--norc", "--noprofile", "--posix", "--login", "--noediting"):
-            continue
-        if word == "--" or word.startswith("--") or UNKNOWN in word or "s" in word:
+        if word in ("-", "--"):
             break
-        if word.endswith("o"):
-            at += 1
-        if word.startswith("-") and "c" in word:
-            effects.scripts = list(words[at : at + 1])
-            effects.transparent = bool(effects.scripts)
-            effects.opaque = not effects.scripts
-            return
-    else:
-        effects.opaque = at >= len(words) or UNKNOWN in words[at] or words[at].startswith(("-", "/dev/", "/proc/"))
-        return
-    effects.opaque = True
+        if word.startswith("--") or not is_known(word):
+            plain = plain and word in _SHELL_OPTIONS
+            continue
+        at += word.count("o") + word.count("O")  # their values stand behind all the letters
+        scripted = scripted or (word.startswith("-") and "c" in word)
+        plain = plain and not ("s" in word or "O" in word)
+    effects.scripts = list(words[at : at + 1]) if scripted else []
+    effects.transparent = bool(effects.scripts) and plain
+    from_elsewhere = at >= len(words) or not is_known(words[at]) or words[at].startswith(("-", "/dev/", "/proc/"))
+    effects.opaque = not plain or (from_elsewhere if not scripted else not effects.scripts)
 
 
 def _find(words: Sequence[str], effects: Effects) -> None:
@@ -219,8 +249,8 @@ def _find(words: Sequence[str], effects: Effects) -> None:
             command = []
         elif word == "-delete":
             effects.inner.append(["rm", UNKNOWN])
-        elif UNKNOWN in word and word[0] in (UNKNOWN, "-") and word != UNKNOWN:
-            effects.opaque = effects.opaque or word.startswith("-")
+        elif not is_known(word) and word.startswith("-"):
+            effects.opaque = True
     if command:
         effects.inner.append(command)
     effects.inner = [inner for inner in effects.inner if inner]
@@ -237,59 +267,30 @@ def part_of(
     words: Sequence[str], assigned: Sequence[str], source: str | None, harmless: bool, effects: Effects
 ) -> CommandPart:
     """A command in all its spellings."""
+    known = source if all(is_known(word) and PIPE not in word for word in (*assigned, *words)) else None
+    words, assigned = _as_text(words), _as_text(assigned)
     text, name = rendered(words), words[0].rpartition("/")[2]
-    known = None if any(UNKNOWN in word for word in (*assigned, *words)) else source
     before = rendered(assigned) + " " if assigned else ""
     exact = [text, f"{before}{text}", known] if harmless else [f"{before}{text}", known]
     loose = [text, " ".join(words), *exact, rendered([name, *words[1:]]), " ".join([name, *words[1:]])]
+    shorter = without_options(name, words)
+    loose += [rendered(shorter), " ".join(shorter), *_as_text(effects.perhaps)]
     if effects.opaque or effects.redefines:
         loose.append(UNKNOWN)
     return CommandPart(
         exact=() if effects.opaque else tuple(dict.fromkeys(one for one in exact if one)),
         loose=tuple(dict.fromkeys(one for one in loose if one)),
+        perhaps=tuple(dict.fromkeys(_as_text(effects.doubtful))),
         granted=harmless and effects.transparent and not effects.opaque,
     )
+
+
+def _as_text(words: Sequence[str]) -> list[str]:
+    """Words as rules on commands see them, for which everything unknown is alike."""
+    return [word.translate({ord(ANY_NAME): UNKNOWN, ord(PIPE): UNKNOWN}) for word in words]
 
 
 def straight(name: str) -> str:
     """The name of a program in a directory, without `..` on the way."""
     straight = posixpath.normpath(name)
     return straight if "/" in straight else f"./{straight}"
-
-
-# ── files that are written ──────────────────────────────────────────────────────────────────────────────────────
-
-_ALL_WRITTEN = frozenset({"tee", "touch", "truncate", "rm", "rmdir", "mkdir", "unlink", "shred", "mv"})
-_LAST_WRITTEN = frozenset({"cp", "ln", "install"})
-_OUTPUT_OPTIONS = {
-    "sort": ("-o", "--output"),
-    "curl": ("-o", "--output"),
-    "wget": ("-O", "--output-document"),
-    "find": ("-fprint", "-fprint0", "-fprintf", "-fls"),
-}
-
-
-def _written(name: str, words: Sequence[str]) -> list[str]:
-    """The files that a command writes by itself, as far as it is one of the usual ones."""
-    plain = [word for word in words if not word.startswith("-")]
-    if name in _ALL_WRITTEN:
-        return plain
-    if name in _LAST_WRITTEN:
-        return plain[-1:]
-    if name == "dd":
-        return [word[3:] for word in words if word.startswith("of=")]
-    if name in ("sed", "perl") and any(_in_place(word) for word in words):
-        scripted = any(word in ("-e", "-f") or word.startswith("--expression") for word in words)
-        return plain if scripted else plain[1:]
-    options = _OUTPUT_OPTIONS.get(name, ())
-    found = [after for word, after in pairwise(words) if word in options]
-    for option in options:
-        sign = option if len(option) == 2 else f"{option}="
-        found += [word.removeprefix(sign) for word in words if word.startswith(sign) and word != option]
-    return found
-
-
-def _in_place(word: str) -> bool:
-    if word.startswith("--"):
-        return word.startswith("--in-place")
-    return word.startswith("-") and "i" in word and not word.startswith(("-e", "-f"))

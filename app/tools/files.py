@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +35,23 @@ def model_readable(path: str) -> Iterator[None]:
         raise ToolError(str(error)) from None
     except OSError as error:
         raise ToolError(f"{shown(path)} cannot be read: {error.strerror}") from error
+
+
+Refuses = Callable[[str | None], str | None] | None
+
+
+def opened(directory: Directory, path: str, refuses: Refuses) -> int:
+    """Open a file and look whether what was opened may be read (`ToolContext.refuses`): a link may have come in its
+    place since the call was judged. The caller closes the descriptor."""
+    fd = directory.open_file(path)
+    try:
+        why = None if refuses is None else refuses(directory.place_of(fd))
+        if why is not None:
+            raise ToolError(f"Permission denied: {shown(path)} leads to what may not be read: {why}")
+    except BaseException:  # border: whatever it is, the descriptor is closed
+        os.close(fd)
+        raise
+    return fd
 
 
 @dataclass(slots=True)
@@ -95,13 +112,14 @@ class ReadFile:
         def work(stop: threading.Event) -> str:
             with model_readable(path):
                 directory = self._directories.get(context.workspace)
-                return _read(directory, path, offset, limit, Effort(stop, seconds=READ_SECONDS))
+                effort = Effort(stop, seconds=READ_SECONDS)
+                return _read(directory, path, offset, limit, effort, context.refuses)
 
         return ToolResult(content=await interruptible(self._threads, work))
 
 
-def _read(directory: Directory, path: str, offset: int, limit: int, effort: Effort) -> str:
-    with os.fdopen(directory.open_file(path), "rb") as file:
+def _read(directory: Directory, path: str, offset: int, limit: int, effort: Effort, refuses: Refuses) -> str:
+    with os.fdopen(opened(directory, path, refuses), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         found = encoding_of(file.read(SNIFF_BYTES))
         if found is None:

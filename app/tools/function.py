@@ -24,7 +24,7 @@ from typing import Any, cast, overload
 
 from app.agent.definition import MAX_TOOL_NAME
 from app.agent.errors import ToolError
-from app.agent.tools import DEFAULT_TIMEOUT_MS, Tool, ToolContext, ToolResult, ToolSpec
+from app.agent.tools import DEFAULT_TIMEOUT_MS, Interrupt, Tool, ToolContext, ToolResult, ToolSpec
 from app.tools.docstrings import documentation_of
 from app.tools.results import as_text, safe_str
 from app.tools.signature import Signature, annotated_part, name_of, signature_of
@@ -61,14 +61,16 @@ class FunctionTool:
         read_only: bool = False,
         concurrency_safe: bool | None = None,
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        interrupt: Interrupt | str = Interrupt.CANCEL,
         threads: Executor = _THREADS,
     ) -> "FunctionTool":
         """Describe a function as a tool.
 
         `name` None: the function's; `description` None: its docstring up to the first section; `concurrency_safe`
-        None: as `read_only`. A sync function runs in one of `threads` (a cancelled call is left there to end, but
-        loses the processes that it started), an async one on the event loop. A parameter annotated `ToolContext`
-        receives the context of the call. Raises ValueError that names the function and what must change.
+        None: as `read_only`; `interrupt` `block`: a cancelled run lets the function finish, for a bounded time. A sync
+        function runs in one of `threads` (a cancelled call is left there to end, but loses the processes that it
+        started), an async one on the event loop. A parameter annotated `ToolContext` receives the context of the call.
+        Raises ValueError that names the function and what must change.
         """
         called = _usable_name(name or name_of(function))
         text = _usable_description(called, function, description)
@@ -80,6 +82,7 @@ class FunctionTool:
             read_only=read_only,
             concurrency_safe=read_only if concurrency_safe is None else concurrency_safe,
             timeout_ms=timeout_ms,
+            interrupt=Interrupt(interrupt),
         )
         return cls(function, spec, signature, threads)
 
@@ -158,6 +161,7 @@ def tool(
     read_only: bool = False,
     concurrency_safe: bool | None = None,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
+    interrupt: Interrupt | str = Interrupt.CANCEL,
 ) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from app.agent.errors import InvalidArguments, ToolError
 from app.agent.tools import ToolContext, ToolResult, ToolSpec
 from app.boxes.directory import BoxError, Directories, Directory, Entry, Kind, shown
-from app.tools.files import model_readable
+from app.tools.files import Refuses, model_readable, opened
 from app.tools.globs import Glob as Pattern
 from app.tools.lines import compiled, matching_lines, searchable
 from app.tools.threads import Effort, interruptible
@@ -58,16 +58,23 @@ def _printable(path: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-Conceals = Callable[[str], bool] | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sight:
+    """What a search may see (`ToolContext`)."""
+
+    conceals: Callable[[str], bool] | None
+    refuses: Refuses
 
 
-def _walk(
-    directory: Directory, base: str, pattern: Pattern | None, effort: Effort, conceals: Conceals
-) -> Iterator[Entry]:
+def _sight(context: ToolContext) -> _Sight:
+    return _Sight(conceals=context.conceals, refuses=context.refuses)
+
+
+def _walk(directory: Directory, base: str, pattern: Pattern | None, effort: Effort, sight: _Sight) -> Iterator[Entry]:
     """What is below `base`, without ignored directories, those that can hold no match of `pattern`, and what is
     concealed."""
     named = pattern.literal_names if pattern else frozenset[str]()
-    hidden = None if conceals is None else _Hidden(directory, base, conceals)
+    hidden = None if sight.conceals is None else _Hidden(directory, base, sight.conceals, sight.refuses)
 
     def descend(path: str) -> bool:
         name = path.rpartition("/")[2]
@@ -75,16 +82,24 @@ def _walk(
             return False
         return hidden is None or not hidden.at(path)
 
-    walked = directory.walk(base, descend=descend, more=effort.more)
-    return walked if hidden is None else (entry for entry in walked if not hidden.holds(entry))
+    if hidden is None:
+        return directory.walk(base, descend=descend, more=effort.more)
+    walked = directory.walk(base, descend=descend, more=effort.more, entered=hidden.entered)
+    return (entry for entry in walked if not hidden.holds(entry))
 
 
 class _Hidden:
     """What of the entries below `base` is concealed; links also when what they lead to is."""
 
-    def __init__(self, directory: Directory, base: str, conceals: Callable[[str], bool]) -> None:
-        place = directory.place(base)
-        self._directory, self._conceals = directory, conceals
+    def __init__(self, directory: Directory, base: str, conceals: Callable[[str], bool], refuses: Refuses) -> None:
+        self._directory, self._base, self._conceals, self._refuses = directory, base, conceals, refuses
+        self._prefix = ""
+
+    def entered(self, place: str | None) -> None:
+        """Where the walk really begins. Raises `ToolError` when nothing may be seen there."""
+        why = None if self._refuses is None else self._refuses(place)
+        if why is not None:
+            raise ToolError(f"Permission denied: {shown(self._base)} leads to what may not be seen: {why}")
         self._prefix = "" if place in (None, ".") else f"{place}/"
 
     def at(self, path: str) -> bool:
@@ -134,12 +149,12 @@ class Glob:
             with model_readable(path):
                 directory = self._directories.get(context.workspace)
                 effort = Effort(stop, seconds=SEARCH_SECONDS, entries=MAX_ENTRIES)
-                return _list_paths(directory, path, pattern, effort, context.conceals)
+                return _list_paths(directory, path, pattern, effort, _sight(context))
 
         return ToolResult(content=await interruptible(self._threads, work))
 
 
-def _list_paths(directory: Directory, path: str, pattern: str, effort: Effort, conceals: Conceals) -> str:
+def _list_paths(directory: Directory, path: str, pattern: str, effort: Effort, sight: _Sight) -> str:
     if pattern.startswith("/"):  # an absolute pattern begins in the workspace, whatever `path` says
         path, pattern = ".", directory.relative(pattern)
     base = directory.relative(path)
@@ -147,7 +162,7 @@ def _list_paths(directory: Directory, path: str, pattern: str, effort: Effort, c
     glob = _pattern(pattern)
     found: list[str] = []
     notes = []
-    for entry in _walk(directory, base, glob, effort, conceals):
+    for entry in _walk(directory, base, glob, effort, sight):
         line = _listed(directory, prefix, entry) if glob.matches(entry.path) else None
         if line is None:
             continue
@@ -241,14 +256,14 @@ class Grep:
             with model_readable(path):
                 directory = self._directories.get(context.workspace)
                 effort = Effort(stop, seconds=SEARCH_SECONDS, entries=MAX_ENTRIES)
-                _search(directory, path, arguments, hits, effort, context.conceals)
+                _search(directory, path, arguments, hits, effort, _sight(context))
                 return _report(hits, effort)
 
         return ToolResult(content=await interruptible(self._threads, work))
 
 
 def _search(
-    directory: Directory, path: str, arguments: Mapping[str, Any], hits: _Hits, effort: Effort, conceals: Conceals
+    directory: Directory, path: str, arguments: Mapping[str, Any], hits: _Hits, effort: Effort, sight: _Sight
 ) -> None:
     try:
         expression = compiled(arguments["pattern"], ignore_case=arguments.get("ignore_case", False))
@@ -260,23 +275,25 @@ def _search(
     base = directory.relative(path)
     kind = directory.kind(base)
     if kind is Kind.FILE:
-        _search_file(directory, base, expression, hits, effort)
+        _search_file(directory, base, expression, hits, effort, sight.refuses)
         return
     if kind is not Kind.DIRECTORY:
         raise ToolError(f"{shown(path)} is a {kind.value}; grep searches files and directories")
     prefix = "" if base == "." else base + "/"
-    for entry in _walk(directory, base, wanted, effort, conceals):
+    for entry in _walk(directory, base, wanted, effort, sight):
         if entry.kind is Kind.FILE and (wanted is None or wanted.matches(entry.path)):
-            _search_file(directory, prefix + entry.path, expression, hits, effort)
+            _search_file(directory, prefix + entry.path, expression, hits, effort, sight.refuses)
         if hits.matches >= hits.limit or not effort.in_time():
             break
 
 
-def _search_file(directory: Directory, path: str, expression: Any, hits: _Hits, effort: Effort) -> None:
+def _search_file(
+    directory: Directory, path: str, expression: Any, hits: _Hits, effort: Effort, refuses: Refuses
+) -> None:
     try:
-        with os.fdopen(directory.open_file(path), "rb", buffering=0) as file:
+        with os.fdopen(opened(directory, path, refuses), "rb", buffering=0) as file:
             data = _read_up_to(file.fileno(), MAX_FILE_BYTES + 1)
-    except (BoxError, OSError):  # gone or replaced since it was listed, or not ours to read
+    except (BoxError, OSError, ToolError):  # gone or replaced since it was listed, or not ours to read
         hits.skipped += 1
         return
     text = searchable(data[:MAX_FILE_BYTES])

@@ -104,6 +104,13 @@ class Runs:
         """The wanted name."""
         return wanted or "sub_00000000"
 
+    def person(self, run: Run, asked: bool) -> None:
+        """Nobody is asked."""
+
+    def lineage(self, run: Run) -> tuple[str, ...]:
+        """Nobody is looked up."""
+        return ()
+
     def seat(self, tenant: str, memory_id: str, parent: Run | None) -> "FreeSeat":
         """A place that nobody has to wait for."""
         return FreeSeat(memory_id)

@@ -185,3 +185,171 @@ async def test_no_place_is_lost_by_cancellations_at_any_moment(seed: int, limits
     assert crowd.too_many == []
     assert crowd.done >= sum(not task.cancelled() for task in tasks), "who was not cancelled got to the end"
     assert [(await free(slots), slots.waiting) for slots in crowd.levels] == [(limit, 0) for limit in limits]
+
+
+# ── questions to persons ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_place_is_free_while_all_calls_of_a_run_wait_for_persons_and_no_longer() -> None:
+    slots = Slots(1)
+    places = Places((slots,))
+    await places.take()
+    answers = [asyncio.Event(), asyncio.Event()]
+
+    async def asking(answer: asyncio.Event) -> None:
+        async with places.away():
+            await answer.wait()
+        assert await free(slots) == 0
+        places.ended()
+
+    async with places.calls(2, apart=False):
+        first = await waiting(asking(answers[0]))
+        assert await free(slots) == 0, "the other call works"
+        second = await waiting(asking(answers[1]))
+        assert await free(slots) == 1, "nobody works"
+        answers[0].set()
+        await first
+        assert await free(slots) == 1, "only the second question is left"
+        answers[1].set()
+        await second
+        assert await free(slots) == 0, "the run itself goes on"
+    places.give()
+    assert await free(slots) == 1
+
+
+async def test_a_run_that_waits_for_children_takes_no_place_when_a_person_has_answered() -> None:
+    slots = Slots(1)
+    places = Places((slots,))
+    await places.take()
+    async with places.calls(1, apart=True):
+        assert await free(slots) == 1
+        async with places.away():
+            pass
+        assert await free(slots) == 1, "the child needs it"
+        places.ended()
+    assert await free(slots) == 0
+
+
+async def test_a_question_that_is_cancelled_needs_no_place_and_one_that_waits_for_its_place_loses_none() -> None:
+    slots = Slots(1)
+    places, other = Places((slots,)), Places((slots,))
+    await places.take()
+    answer = asyncio.Event()
+
+    async def asking() -> None:
+        try:
+            async with places.away():
+                await answer.wait()
+        finally:
+            places.ended()
+
+    with pytest.raises(asyncio.CancelledError):
+        async with places.calls(2, apart=False):
+            tasks = [await waiting(asking()) for _ in range(2)]
+            await other.take()  # both ask, so another has it
+            tasks[0].cancel()
+            await turns()
+            assert tasks[0].cancelled(), "it does not wait for a place"
+            answer.set()
+            await turns()
+            assert not tasks[1].done(), "it does"
+            tasks[1].cancel()
+            await turns()
+            await tasks[1]
+    other.give()
+    places.give()
+    assert await free(slots) == 1
+
+
+class Asking(Crowd):
+    """Runs whose calls ask persons, side by side, before and after they start others."""
+
+    async def _call(self, places: Places, depth: int) -> None:
+        try:
+            if self.chance.random() < 0.7:
+                async with places.away():
+                    await turns(self.chance.randrange(9))
+            self.calls[id(places)] = self.calls.get(id(places), 0) + 1
+            if self.calls[id(places)] == 1:
+                await self._begin(depth)
+            await turns(self.chance.randrange(4))
+        finally:
+            self._over(places, depth)
+            places.ended()
+
+    async def _begin(self, depth: int) -> None:
+        for level in range(depth):
+            self.at_work[level] += 1
+            if self.at_work[level] > self.limits[level]:
+                self.too_many.append(f"{self.at_work[level]} under limit {self.limits[level]} of level {level}")
+
+    def _over(self, places: Places, depth: int) -> None:
+        left = self.calls.get(id(places), 0)
+        if not left:
+            return  # it was cancelled before it went on
+        self.calls[id(places)] = left - 1
+        if left == 1:
+            for level in range(depth):
+                self.at_work[level] -= 1
+
+    async def run(self, depth: int, fan: int) -> None:
+        """A run that takes its places, asks in several calls, starts `fan` runs below it, and asks again."""
+        places = Places(self.levels[:depth])
+        try:
+            await places.take()
+            await self._group(places, depth)
+            if depth < len(self.levels):
+                async with places.calls(1, apart=True):
+                    async with places.away():  # may it delegate at all?
+                        await turns(self.chance.randrange(4))
+                    await asyncio.gather(*(self.run(depth + 1, fan) for _ in range(fan)))
+                    places.ended()
+                await self._group(places, depth)
+            self.done += 1
+        finally:
+            places.give()
+
+    async def _group(self, places: Places, depth: int) -> None:
+        count = self.chance.randrange(1, 4)
+        async with places.calls(count, apart=False):
+            tasks = [asyncio.create_task(self._call(places, depth)) for _ in range(count)]
+            try:
+                await asyncio.gather(*tasks)
+            except asyncio.CancelledError:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                raise
+
+    def __init__(self, seed: int, limits: list[int]) -> None:
+        super().__init__(seed, limits)
+        self.calls: dict[int, int] = {}  # of each run: that work
+
+
+@given(seed=st.integers(0, 2**32), limits=st.lists(st.integers(1, 3), min_size=1, max_size=3), fan=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+async def test_runs_that_ask_persons_at_every_depth_never_exceed_a_limit_and_all_get_to_their_end(
+    seed: int, limits: list[int], fan: int
+) -> None:
+    crowd = Asking(seed, limits)
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*(crowd.run(1, fan) for _ in range(fan)))
+    assert crowd.too_many == []
+    assert crowd.done == sum(fan ** (level + 1) for level in range(len(limits)))
+    assert [await free(slots) for slots in crowd.levels] == limits
+
+
+@given(seed=st.integers(0, 2**32), limits=st.lists(st.integers(1, 3), min_size=1, max_size=3))
+@settings(max_examples=100, deadline=None)
+async def test_no_place_is_lost_by_cancellations_while_persons_are_asked(seed: int, limits: list[int]) -> None:
+    crowd = Asking(seed, limits)
+    tasks = [asyncio.create_task(crowd.run(1, 2)) for _ in range(5)]
+    for task in crowd.chance.sample(tasks, 3):
+        await turns(crowd.chance.randrange(16))
+        task.cancel()
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await turns()
+    assert crowd.too_many == []
+    assert crowd.done >= sum(not task.cancelled() for task in tasks), "who was not cancelled got to the end"
+    assert [(await free(slots), slots.waiting) for slots in crowd.levels] == [(limit, 0) for limit in limits]

@@ -18,7 +18,7 @@ from tests.plan import ask, call, task
 from tests.world import world
 
 ASK_ALL = ruled(ask=["Bash"])
-RULE = PermissionRule(effect=Verdict.ALLOW, tool="run_command", pattern="make", text="run_command(make)")
+RULE = PermissionRule(effect=Verdict.ALLOW, tool="run_command", pattern="make", text="Bash(make)")
 ASKED = Decision(verdict=Verdict.ASK, kind=DecisionKind.RULE, reason="a rule asks", suggested_rule=RULE)
 GO = Answer(kind=AnswerKind.ALLOW_ONCE)
 
@@ -71,7 +71,7 @@ async def test_without_an_answer_in_time_a_question_expires_which_is_no_denial(t
         run = await w.run(run_command("ls"))
         await w.finished(run)
         ((status, text),) = await results(w, run.session_id)
-        assert (status, tool.arguments) == ("denied", [])
+        assert (status, tool.arguments) == ("expired", [])
         assert "nobody answered" in text
         ((approval, how),) = (await settlements(w, run.session_id)).items()
         assert how == "expired"
@@ -124,17 +124,19 @@ async def test_allow_for_the_session_releases_equal_questions_and_no_others(tmp_
     async with world(tmp_path, tools=[tool], permissions=ASK_ALL) as w:
         run = await w.run(run_command("make", "ls", "make"))
         one, other, equal = await questions(w, run.session_id, 3)
-        assert one["suggested_rule"] == "run_command(make)"
+        assert one["suggested_rule"] == "Bash(make)"
         await give(w, one["approval_id"], AnswerKind.ALLOW_SESSION)
         how = await settlements(w, run.session_id)
         assert how == {one["approval_id"]: "allow_session", equal["approval_id"]: "released"}
+        for event in await w.events(run.session_id, "permission.resolved"):
+            assert (event["data"]["rule"], event["data"]["scope"]) == ("Bash(make)", "session"), "by which rule"
         assert [open_.id for open_ in w.asking.approvals.pending("default")] == [other["approval_id"]]
         await give(w, other["approval_id"], AnswerKind.DENY)
         await w.finished(run)
         again = await w.turn(run.session_id, run_command("make"))
         await w.finished(again)
         decided = [e["data"] for e in await w.events(run.session_id, "permission.resolved")][-1]
-        assert (decided["kind"], decided["decision"], decided["rule"]) == ("answer", "allow", "run_command(make)")
+        assert (decided["kind"], decided["decision"], decided["rule"]) == ("answer", "allow", "Bash(make)")
 
 
 @pytest.mark.spec("8.3")

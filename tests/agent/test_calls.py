@@ -60,6 +60,43 @@ async def test_safe_calls_run_side_by_side_and_others_are_barriers(tmp_path: Pat
         assert [r["sub"] for r in await results(w, run.session_id)] == [1, 2, 3, 4, 5]
 
 
+def failing(stage: Stage, *seen: str) -> Probe:
+    """A safe tool that fails once the diary has these entries."""
+
+    async def body(_arguments: Mapping[str, Any], _context: ToolContext) -> str:
+        await stage.reached(*seen)
+        raise ToolError("no such place")
+
+    return Probe("failing", body, read_only=True, concurrency_safe=True)
+
+
+@pytest.mark.spec("5.2")
+async def test_a_call_that_fails_ends_those_beside_it_where_the_agent_wants_that(tmp_path: Path) -> None:
+    stage = Stage()
+    async with world(tmp_path, tools=(*stage.tools, failing(stage, "+a", "+b"))) as w:
+        beside = [call("hold", key="a"), call("failing"), call("hold", key="b")]
+        run = await w.run(turn(*beside, call("solo", key="c")), agents=[w.node(abort_siblings=True)])
+        stage.open("c")
+        await w.finished(run)
+        assert [entry for entry in sorted(stage.diary) if entry in ("!a", "!b")] == ["!a", "!b"]
+        assert stage.diary.index("!b") < stage.diary.index("+c"), "the next group begins as ever"
+        broken = "(cancelled: failing, called beside it, failed)"
+        assert shown(w) == [broken, "no such place", broken, "result of c"]
+        found = [(r["sub"], r["status"]) for r in await results(w, run.session_id)]
+        assert found == [(1, "cancelled"), (2, "error"), (3, "cancelled"), (4, "ok")]
+
+
+@pytest.mark.spec("5.2")
+async def test_a_call_that_fails_leaves_those_beside_it_alone_otherwise(tmp_path: Path) -> None:
+    stage = Stage()
+    async with world(tmp_path, tools=(*stage.tools, failing(stage, "+a"))) as w:
+        run = await w.run(turn(call("hold", key="a"), call("failing")))
+        await w.until(run.session_id, "tool.result")
+        stage.open("a")
+        await w.finished(run)
+        assert shown(w) == ["result of a", "no such place"]
+
+
 @pytest.mark.spec("3.5")
 @pytest.mark.parametrize("where", ["session", "definition"])
 async def test_without_parallel_calls_everything_runs_one_by_one(tmp_path: Path, where: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app.agent.hooks import FunctionHook, HookCall, HookPoint, HookRegistry
 from app.agent.runs import RunStatus
 from app.agent.tools import ToolContext
 from tests.agent.probes import Probe, Stage
@@ -337,3 +338,24 @@ async def test_the_first_reason_to_end_wins(tmp_path: Path) -> None:
         statuses_wanted = (RunStatus.TIMED_OUT, RunStatus.CANCELLED, RunStatus.INTERRUPTED)
         await asyncio.gather(*(w.supervisor.cancel(run.id, status=status) for status in statuses_wanted))
         assert (await w.row(run))["status"] == "timed_out"
+
+
+@pytest.mark.spec("5.7", "6.4")
+async def test_a_cancel_does_not_name_a_run_that_has_failed_and_only_says_its_last_word(tmp_path: Path) -> None:
+    speaking, go_on = asyncio.Event(), asyncio.Event()
+
+    async def last_word(_call: HookCall) -> None:
+        speaking.set()
+        await go_on.wait()
+
+    hook = FunctionHook(name="slow", function=last_word, points=frozenset({HookPoint.SUBAGENT_STOP}))
+    failing = task({"error": {"code": "quota", "message": "no quota left"}})
+    async with world(tmp_path, hooks=HookRegistry([hook])) as w:
+        run = await w.run(task({"calls": [ask(failing)]}, "end"))
+        await speaking.wait()
+        (child,) = await w.rows("runs", session_id=run.session_id, depth=1)
+        cancelling = asyncio.create_task(w.supervisor.cancel(child["id"]))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await cancelling == ()
+        assert (await w.finished(child["id"]))["status"] == "failed"

@@ -1,5 +1,6 @@
 """What a call goes through before and after it runs: hooks, rules, persons, in the order of spec 6.5, at each depth."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from app.agent.approvals import AnswerKind, digest_of
 from app.agent.hooks import FunctionHook, HookCall, HookPoint, HookRegistry, Verdict
 from app.agent.tools import OutputLimit, ToolContext
 from tests.agent.guarded import COMMAND, commands, give, questions, results, ruled, settlements
-from tests.agent.probes import PATH, Probe, echo
+from tests.agent.probes import PATH, Probe, Stage, echo
 from tests.plan import ask, call, task
-from tests.world import World, agent, world
+from tests.world import WAIT_S, World, agent, world
 
 SECRET = "sk-very-secret-value-0123456789"
 POINTS = frozenset({HookPoint.PRE_TOOL_USE, HookPoint.POST_TOOL_USE})
@@ -296,3 +297,163 @@ async def questions_about(w: World, session_id: str, count: int) -> list[dict[st
             if other.tool != "run_command":
                 await give(w, other.id)
         await w.until(session_id, "permission.requested", len(events) + 1)
+
+
+class Afterwards:
+    """A `PostToolUse` hook that is slow, and what it was told once it was through."""
+
+    def __init__(self) -> None:
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.told: list[tuple[str | None, bool]] = []
+
+    async def ask(self, told: HookCall) -> None:
+        """The hook."""
+        self.asked.set()
+        await self.may_answer.wait()
+        self.told.append((told.call_id, told.is_error))
+
+    def registry(self) -> HookRegistry:
+        """With this hook alone."""
+        points = frozenset({HookPoint.POST_TOOL_USE})
+        return HookRegistry([FunctionHook(name="after", points=points, function=self.ask)])
+
+
+@pytest.mark.spec("6.4", "5.7")
+async def test_a_cancellation_does_not_break_off_what_is_told_of_a_call_that_is_done(tmp_path: Path) -> None:
+    hook, look = Afterwards(), Probe("look", echo, PATH, read_only=True)
+    async with world(tmp_path, tools=[look], hooks=hook.registry()) as w, asyncio.timeout(WAIT_S):
+        run = await w.run(task({"calls": [call("look", path="a")]}, "end"))
+        await hook.asked.wait()
+        cancelling = asyncio.create_task(w.sessions.cancel(w.tenant, run.id))
+        await w.until(run.session_id, "tool.start")
+        assert not cancelling.done()
+        hook.may_answer.set()
+        await cancelling
+        (start,) = await w.events(run.session_id, "tool.start")
+        assert hook.told == [(start["data"]["call_id"], False)]
+        assert [status for status, _ in await results(w, run.session_id)] == ["ok"]
+        assert (await w.finished(run))["status"] == "cancelled"
+
+
+@pytest.mark.spec("6.4", "5.7")
+async def test_what_is_told_of_a_call_that_was_cancelled_is_not_broken_off_by_another_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.agent.control.RESERVE_SHARE", 0.97)  # what is told may take half of what is left
+    hook, stage = Afterwards(), Stage()
+    async with world(tmp_path, tools=stage.tools, hooks=hook.registry()) as w, asyncio.timeout(WAIT_S):
+        run = await w.run(task({"calls": [call("hold", key="never")]}, "end"), limits={"deadline_ms": 10_000})
+        await hook.asked.wait()  # the deadline has ended the call
+        assert stage.diary == ["+never", "!never"]
+        cancelling = asyncio.create_task(w.sessions.cancel(w.tenant, run.id))
+        await w.until(run.session_id, "tool.start")
+        hook.may_answer.set()
+        await cancelling
+        (start,) = await w.events(run.session_id, "tool.start")
+        assert hook.told == [(start["data"]["call_id"], True)]
+        assert [status for status, _ in await results(w, run.session_id)] == ["cancelled"]
+        assert (await w.finished(run))["status"] == "cancelled"
+
+
+@pytest.mark.spec("6.4", "5.7")
+async def test_a_dead_hook_keeps_no_other_from_being_told_of_a_cancelled_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.agent.supervisor.LAST_WORD_S", 0.2)
+    stage, told, points = Stage(), list[bool](), frozenset({HookPoint.POST_TOOL_USE})
+
+    async def mute(_told: HookCall) -> None:
+        await asyncio.Event().wait()
+
+    hooks = HookRegistry(
+        [
+            FunctionHook(name="mute", points=points, function=mute),
+            FunctionHook(name="diary", points=points, function=lambda call: told.append(call.is_error)),
+        ]
+    )
+    async with world(tmp_path, tools=stage.tools, hooks=hooks) as w:
+        run = await w.run(task({"calls": [call("hold", key="never")]}, "end"))
+        await stage.reached("+never")
+        await w.sessions.cancel(w.tenant, run.id)
+        assert told == [True]
+
+
+@pytest.mark.spec("5.7", "6.5")
+async def test_a_hook_that_swallows_the_cancellation_of_its_run_lets_no_tool_start(tmp_path: Path) -> None:
+    is_asked = asyncio.Event()
+
+    async def guard(_told: HookCall) -> None:
+        is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    work = Probe("work", echo)
+    hooks = HookRegistry([FunctionHook(name="guard", function=guard, points=frozenset({HookPoint.PRE_TOOL_USE}))])
+    async with world(tmp_path, tools=[work], hooks=hooks) as w, asyncio.timeout(WAIT_S):
+        run = await w.run(task({"calls": [call("work")]}, "end"))
+        await is_asked.wait()
+        await w.sessions.cancel(w.tenant, run.id)
+        assert (await w.finished(run))["status"] == "cancelled"
+        assert work.arguments == []
+        assert await w.events(run.session_id, "tool.start") == []
+
+
+@pytest.mark.spec("8.3", "6.2", "12.4")
+async def test_what_a_hook_decided_is_in_the_log_with_the_digest_of_what_it_saw_and_what_it_made_of_that(
+    tmp_path: Path,
+) -> None:
+    def guard(told: HookCall) -> Verdict | None:
+        assert isinstance(told.arguments, Mapping)
+        if told.point is HookPoint.POST_TOOL_USE:
+            return Verdict(output="gone")
+        return Verdict(arguments={"path": "other"}) if told.arguments["path"] == "a" else Verdict(block="no")
+
+    hooks = HookRegistry([FunctionHook(name="guard", function=guard, points=POINTS)])
+    async with world(tmp_path, tools=[Probe("work", echo, PATH)], hooks=hooks) as w:
+        run = await w.run(task({"calls": [call("work", path="a"), call("work", path="b")]}, "end"))
+        await w.finished(run)
+        decided = [
+            (e["data"]["decision"], e["data"]["digest"], e["data"].get("arguments"))
+            for e in await w.events(run.session_id, "hook.decision")
+        ]
+        of_a, of_other, of_b = (digest_of("work", {"path": path}) for path in ("a", "other", "b"))
+        assert decided == [
+            ("mutate_input", of_a, {"path": "other"}), ("mutate_output", of_other, None), ("block", of_b, None),
+        ]  # fmt: skip
+        assert [row["digest"] for row in await w.rows("decisions")] == [of_a, of_other, of_b]
+
+
+@pytest.mark.spec("6.3", "8.2")
+@pytest.mark.parametrize("kind", [AnswerKind.ALLOW_ONCE, AnswerKind.DENY])
+async def test_a_hook_may_want_a_person_to_be_asked_about_what_no_rule_asks_about(
+    tmp_path: Path, kind: AnswerKind
+) -> None:
+    def guard(_told: HookCall) -> Verdict:
+        return Verdict(ask="it costs money")
+
+    work = Probe("work", echo, PATH)
+    hooks = HookRegistry([FunctionHook(name="guard", function=guard, points=POINTS)])
+    async with world(tmp_path, tools=[work], hooks=hooks) as w:
+        run = await w.run(task({"calls": [call("work", path="a")]}, "end"))
+        (question,) = await questions(w, run.session_id, 1)
+        assert question["reason"] == "hook guard wants a person to decide: it costs money"
+        assert "suggested_rule" not in question
+        await give(w, question["approval_id"], kind)
+        await w.finished(run)
+        assert len(work.arguments) == (kind is AnswerKind.ALLOW_ONCE)
+        decided = [e["data"]["decision"] for e in await w.events(run.session_id, "hook.decision")]
+        assert decided == ["ask"], "after the call there is nothing to ask"
+
+
+@pytest.mark.spec("6.3", "8.1")
+async def test_what_a_rule_denies_is_not_asked_about_because_a_hook_wants_that(tmp_path: Path) -> None:
+    guard = FunctionHook(name="guard", function=lambda told: Verdict(ask="sure?"), points=POINTS)
+    async with world(
+        tmp_path, tools=[commands()], hooks=HookRegistry([guard]), permissions=ruled(deny=["Bash(rm *)"])
+    ) as w:
+        run = await w.run(task({"calls": [call("run_command", command="rm x")]}, "end"))
+        await w.finished(run)
+        assert [status for status, _ in await results(w, run.session_id)] == ["denied"]
+        assert await w.events(run.session_id, "permission.requested") == []

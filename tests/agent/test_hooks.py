@@ -1,15 +1,20 @@
 """The registry: order, changes, the strictest verdict, what a failure counts as, who is asked."""
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from app.agent.hooks import (
     DEFAULT_ON_FAILURE,
+    MAX_BLOCK_CHARS,
+    MAX_CONTEXT_CHARS,
     NO_HOOKS,
     FunctionHook,
     HookCall,
@@ -264,6 +269,96 @@ async def test_a_stop_hook_of_a_cancelled_run_that_raises_a_cancellation_itself_
         running.cancel()
         decisions = await running
     assert [(one.decision, one.effect) for one in decisions] == [("failed", "allow")]
+
+
+@pytest.mark.spec("5.8", "6.3")
+async def test_a_hook_that_is_deaf_to_the_end_of_its_time_is_left_behind() -> None:
+    stop = asyncio.Event()
+
+    async def deaf(call: HookCall) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await stop.wait()
+
+    try:
+        async with asyncio.timeout(WAIT_S):
+            outcome, decisions = await asked(hook(deaf, timeout_s=0.01))
+        assert outcome.blocked_by == "guard"
+        assert [one.reason for one in decisions] == ["no answer within 0.01 s"]
+        asking = asyncio.create_task(asked(hook(deaf)))
+        await asyncio.sleep(0)
+        asking.cancel()
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+    finally:
+        stop.set()
+
+
+@pytest.mark.spec("5.7", "6.5")
+async def test_a_hook_that_swallows_a_cancellation_does_not_undo_it() -> None:
+    inside = asyncio.Event()
+
+    async def swallows(call: HookCall) -> None:
+        inside.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    asking = asyncio.create_task(asked(hook(swallows, on_failure=OnFailure.ALLOW)))
+    async with asyncio.timeout(WAIT_S):
+        await inside.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+
+@pytest.mark.spec("6.2", "6.3")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"path": Path("x")}, "TypeError: Object of type PosixPath is not JSON serializable"),
+        ({"path": "a", "options": {"x": {1, 2}}}, "TypeError: Object of type set is not JSON serializable"),
+        ({"options": [{1: "a"}]}, "TypeError: a key is int, not a text"),
+        ({"path": float("nan")}, "ValueError: Out of range float values are not JSON compliant"),
+        ({"path": 10**5000}, "ValueError: Exceeds the limit"),
+    ],
+)
+async def test_arguments_that_are_no_json_are_a_failure_and_never_used(arguments: dict[Any, Any], reason: str) -> None:
+    outcome, decisions = await asked(answers(arguments=arguments), check=lambda found: None)
+    assert outcome.call.arguments == {"path": "diary.txt"}
+    assert outcome.blocked_by == "guard"
+    assert (decisions[0].reason or "").startswith(f"the arguments that it gave are no JSON: {reason}")
+
+
+@pytest.mark.spec("6.2")
+async def test_arguments_are_what_json_makes_of_them() -> None:
+    given = MappingProxyType({"paths": ("a", MappingProxyType({"b": 1}))})
+    outcome, decisions = await asked(answers(arguments=given))
+    assert outcome.call.arguments == {"paths": ["a", {"b": 1}]}
+    assert [(one.decision, one.arguments) for one in decisions] == [("mutate_input", {"paths": ["a", {"b": 1}]})]
+
+
+@pytest.mark.spec("6.2", "6.3")
+async def test_what_a_hook_says_has_a_bound() -> None:
+    outcome, decisions = await asked(answers(block="x" * 5_000_000))
+    assert (outcome.block, decisions[0].reason) == ("x" * MAX_BLOCK_CHARS,) * 2
+    outcome, decisions = await asked(answers(context="x" * 900_000), call=told(START))
+    assert (outcome.context, outcome.blocked_by) == ((), "guard")
+    assert decisions[0].reason == f"its context has 900000 characters, at most {MAX_CONTEXT_CHARS} are allowed"
+    outcome, _ = await asked(answers(context="x" * MAX_CONTEXT_CHARS), call=told(START))
+    assert len(outcome.context[0]) == MAX_CONTEXT_CHARS
+
+
+@pytest.mark.spec("6.3")
+async def test_the_first_question_stays_and_a_block_after_it_wins() -> None:
+    two = (answers("one", ask="sure?"), answers("two", ask="really?"))
+    outcome, decisions = await asked(*two)
+    assert (outcome.ask, outcome.asked_by, outcome.block) == ("sure?", "one", None)
+    assert [(one.decision, one.reason) for one in decisions] == [("ask", "sure?"), ("ask", "really?")]
+    outcome, _ = await asked(*two, answers("three", block="no"))
+    assert outcome.block == "no"
+    outcome, decisions = await asked(*two, call=told(POST))
+    assert (outcome.ask, decisions) == (None, [])
 
 
 # ── who is asked ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from app.agent.tools import ToolContext
 from app.agent.transcript import CUT_MARK, EMPTY_TASK
 from tests.agent.probes import Probe, Stage, echo
 from tests.plan import CANCEL, ask, call, raw_call, task
+from tests.strict import log_problems
 from tests.stubs.openai_stub import Answer, OpenAIStub, calls, chunk, sse, text
 from tests.world import WAIT_S, World, world
 
@@ -235,10 +236,26 @@ async def test_a_call_that_was_written_as_text_is_not_run_and_the_model_is_told_
     async with OpenAIStub() as stub, world(tmp_path, base_url=stub.base_url) as w:
         stub.script(text(written), text(written))
         row = await w.finished(await w.run("go"))
-        assert row["status"] == "completed"
+        assert (row["status"], row["stop_reason"], row["partial"]) == ("completed", "malformed_call", True)
         assert [m["content"] for m in stub.requests[1].messages][-1] == DEFAULT.malformed_call
         assert len(stub.requests) == 2
         assert await w.events(row["session_id"], "tool.call", "tool.result") == []
+
+
+@pytest.mark.spec("5.5", "12.1")
+@pytest.mark.case("B015")
+async def test_reasoning_of_a_forced_answer_that_is_cut_off_stays_with_what_is_said_instead(tmp_path: Path) -> None:
+    thought = sse(chunk({"reasoning_content": "Let me see."}), done=False)
+    async with OpenAIStub() as stub, world(tmp_path, base_url=stub.base_url) as w:
+        stub.script(*[Answer(writes=thought, end="hang")] * 2)
+        row = await w.finished(await w.run("go", limits={"deadline_ms": 1000}))
+        assert (row["status"], row["stop_reason"], row["output"]) == ("completed", "deadline", DEFAULT.no_digest)
+        said = [e["data"] for e in await w.events(row["session_id"], "message") if e["data"]["role"] == "assistant"]
+        assert [(data["content"], data["reasoning"], data.get("partial", False)) for data in said] == [
+            ("", "Let me see.", True),
+            (DEFAULT.no_digest, "Let me see.", False),
+        ]
+        assert log_problems(await w.events(row["session_id"])) == []
 
 
 @pytest.mark.spec("5.1")

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.agent.compaction import Compaction
 from app.agent.errors import ModelError
 from app.agent.patience import ModelGates, Patience
+from app.agent.texts import DEFAULT
 from app.llm.profile import Profile
 from app.sessions.feed import View
+from tests.agent.probes import Stage
 from tests.agent.purse import waiting
 from tests.plan import ask, call, task
 from tests.stubs.openai_stub import Answer, OpenAIStub, Write, call_chunk, calls, chunk, refusal, sse, stream, text
@@ -393,7 +397,13 @@ async def test_a_gate_that_opens_after_the_deadline_does_not_keep_a_run_from_end
         await w.until(session, "step.retried")
         row = await w.finished(await w.run("hello", limits={"deadline_ms": 200}))
         assert (row["status"], row["stop_reason"], len(w.requests)) == ("completed", "deadline", 1)
+        waits = await w.events(row["session_id"], "run.waiting", "run.resumed")
+        assert [(e["type"], e["data"]["reason"]) for e in waits] == [
+            ("run.waiting", "retry"), ("run.resumed", "retry"),
+        ] * 2, "before the deadline, and for the forced answer"  # fmt: skip
         await w.sessions.cancel(w.tenant, first.id)
+        waits = await w.events(session, "run.waiting", "run.resumed")
+        assert [e["type"] for e in waits] == ["run.waiting", "run.resumed"], "a cancellation ends the wait as well"
 
 
 @pytest.mark.spec("5.8", "5.1")
@@ -408,3 +418,52 @@ async def test_each_step_has_tries_of_its_own(tmp_path: Path) -> None:
             (step, attempt) for step in (1, 2) for attempt in (1, 2, 3)
         ]
         assert [call["status"] for call in await w.rows("tool_calls")] == ["ok"]
+
+
+@pytest.mark.spec("5.5", "5.8")
+@pytest.mark.parametrize("limit", ["deadline", "steps"])
+async def test_a_forced_answer_is_tried_again_whatever_forced_it(tmp_path: Path, limit: str) -> None:
+    stage = Stage()
+    final = {"error": BUSY, "times": 1, "text": "forced at last"}
+    async with world(tmp_path, tools=stage.tools, patience=QUICK) as w:
+        first = LOOK if limit == "steps" else {"calls": [call("hold", key="never")]}
+        limits = {"max_steps": 1} if limit == "steps" else {"deadline_ms": 2000}
+        row = await w.finished(await w.run(task(first, "no", final=final), limits=limits))
+        assert (row["status"], row["forced"], row["output"]) == ("completed", True, "forced at last")
+
+
+@pytest.mark.spec("5.5", "5.8")
+async def test_a_forced_answer_that_never_came_is_a_digest_and_no_text_of_an_earlier_step(tmp_path: Path) -> None:
+    gates, stage = ModelGates(), Stage()
+    async with world(tmp_path, tools=stage.tools, gates=gates) as w:
+        turn = {"text": "Let me look that up first.", "calls": [call("glob", pattern="*"), call("hold", key="never")]}
+        run = await w.run(task(turn, "no"), limits={"deadline_ms": 1000})
+        await stage.reached("+never")
+        gates.close("scripted:plan", HOUR_MS)
+        row = await w.finished(run)
+        assert (row["stop_reason"], row["forced"]) == ("deadline", True)
+        assert row["output"].startswith(DEFAULT.digest)
+        assert (await replies(w, run.session_id))[-1] == (row["output"], False)
+
+
+@pytest.mark.spec("5.4", "5.8")
+async def test_a_summary_waits_at_the_gate_of_its_model_and_is_tried_again(tmp_path: Path) -> None:
+    slow = {**BUSY, "code": "model_rate_limited", "status": 429, "retry_after_ms": 50}
+    reads = (f"{{tool: read_file, arguments: {{path: a.txt, limit: {at}}}}}" for at in range(10, 19))
+    turns = ", ".join(f"{{calls: [{read}]}}" for read in reads)
+    play = f"""
+agents:
+  - when: {{task_contains: "{DEFAULT.compact[:30]}"}}
+    turns: [{{error: {json.dumps(slow)}, times: 1, text: "all in short"}}]
+  - turns: [{turns}, {{text: end}}]
+"""
+    compaction = Compaction(window=2500, output_tokens=100)
+    async with world(tmp_path, script=play, patience=QUICK, compaction=compaction) as w:
+        (tmp_path / "workspace" / "a.txt").write_text(("a line of words " * 10 + "\n") * 90)
+        run = await w.run("go")
+        row = await w.finished(run)
+        assert row["status"] == "completed"
+        kinds = [e["data"]["method"] for e in await w.events(run.session_id, "compaction")]
+        assert kinds[:1] == ["summary"], kinds
+        waits = [e["data"]["reason"] for e in await w.events(run.session_id, "run.waiting")]
+        assert waits[:1] == ["retry"]

@@ -282,6 +282,17 @@ def test_only_a_deny_without_a_pattern_hides_a_tool() -> None:
     assert policy(rule(DENY, "grep")).inherit("child").hides(tool("grep"))
 
 
+@pytest.mark.spec("8.4")
+def test_a_rule_on_reading_is_about_searching_in_files_and_not_about_their_names() -> None:
+    denied, asked = policy(rule(DENY, "read_file")), policy(rule(ASK, "read_file"))
+    assert [name for name in ("read_file", "grep", "glob") if denied.hides(tool(name))] == ["read_file", "grep"]
+    searched = {"pattern": "x"}
+    assert asked.decide(tool("grep"), searched, means()).verdict is ASK
+    assert asked.decide(tool("glob"), searched, means()).verdict is ALLOW
+    closed = PermissionPolicy("lead", [rules(rule(ALLOW, "read_file"), default=DENY)])
+    assert closed.decide(tool("grep"), searched, means()).verdict is DENY, "an allowance is for its own tool"
+
+
 # ── children ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -337,16 +348,20 @@ def test_agents_that_call_each_other_do_not_pile_up_their_rules() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "suggested"),
     [
-        ("run_command", {"command": "git status"}, "run_command(git status)"),
-        ("read_file", {"path": "./docs/a.md"}, "read_file(./docs/a.md)"),
-        ("grep", {"path": "docs"}, "grep(./docs/**)"),
-        ("web_fetch", {"url": "https://Example.org/x"}, "web_fetch(domain:example.org)"),
+        ("run_command", {"command": "git status"}, "Bash(git status)"),
+        ("read_file", {"path": "./docs/a.md"}, "Read(./docs/a.md)"),
+        ("grep", {"path": "docs"}, "Grep(./docs/**)"),
+        ("web_fetch", {"url": "https://Example.org/x"}, "WebFetch(domain:example.org)"),
         ("mcp__files__read", {"path": "a"}, "mcp__files__read"),
         ("run_command", {"command": "git status; git log"}, None),
         ("run_command", {"command": "git add *"}, None),
         ("run_command", {"command": "git 'x"}, None),
         ("read_file", {"path": "out/a"}, None),
         ("read_file", {"path": "a*b"}, None),
+        ("read_file", {"path": "{a}"}, None),
+        ("read_file", {"path": "docs/.."}, None),
+        ("grep", {"path": "."}, "Grep(./**)"),
+        ("run_command", {"command": "x" * 2_000}, None),
     ],
 )
 def test_a_question_suggests_the_rule_that_would_settle_it(
@@ -455,3 +470,14 @@ def test_a_child_is_never_allowed_more_than_any_ancestor(
         now = strictness.index(by.decide(tool(name), arguments, means()).verdict)
         assert now >= before
         before = now
+
+
+@pytest.mark.spec("8.2", "8.4")
+def test_who_may_be_started_is_suggested_for_every_surface() -> None:
+    by, spec = policy(default=ASK), tool("execute_task", True)
+    asked = by.decide(spec, {"name": "scout"}, means()).suggested_rule
+    assert str(asked) == "Agent(scout)"
+    answers = means(answers=[asked])
+    assert by.decide(tool("dispatch_subagent", True), {"agent_type": "scout"}, answers).verdict is ALLOW
+    assert by.decide(spec, {"name": "scout2"}, answers).verdict is ASK
+    assert by.decide(tool("run_command"), {"command": "scout"}, answers).verdict is ASK

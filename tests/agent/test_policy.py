@@ -18,6 +18,7 @@ from app.agent.policy import (
     OnProblem,
     PolicyFields,
     Reaction,
+    ToolInherit,
 )
 
 ENTRIES = ("dispatch_subagent", "dispatch_subagent(a)", "dispatch_subagent(b)", "subagent_a", "subagent_b(b)")
@@ -53,6 +54,7 @@ FIELDS = st.builds(
     on_denied=PROBLEMS,
     on_error=PROBLEMS,
     input_filters=st.none() | FILTERS,
+    inherit_tools=st.none() | st.sampled_from(ToolInherit),
     budget=st.none() | BUDGETS,
 )
 POLICIES = st.builds(lambda fields: HandoffPolicy().replaced(fields), FIELDS)
@@ -161,7 +163,7 @@ def test_at_the_root_the_later_fields_replace_the_earlier_ones(lead: PolicyField
     policy = HandoffPolicy().replaced(lead).replaced(session)
     boxes_of = ("max_depth", "allowed_tools", "denied_tools")
     plain = [field.name for field in fields(PolicyFields) if field.name not in boxes_of]
-    assert len(plain) == 8
+    assert len(plain) == 9
     for name in plain:
         first = [v for v in (getattr(session, name), getattr(lead, name)) if v is not None]
         assert getattr(policy, name) == (first[0] if first else getattr(HandoffPolicy(), name))
@@ -207,7 +209,7 @@ def test_the_defaults_are_those_of_the_contract_and_a_negative_retry_is_refused(
     assert (policy.enabled, policy.max_depth, policy.max_retries, policy.timeout_ms) == (True, 1, 0, 0)
     assert (policy.allowed_tools, policy.denied_tools, policy.input_filters) == (None, None, ())
     assert (policy.on_denied, policy.on_error) == (None, None)
-    assert (policy.deadline_ms, policy.budget) == (0, None)
+    assert (policy.deadline_ms, policy.budget, policy.inherit_tools) == (0, None, ToolInherit.OWN)
     with pytest.raises(ValueError, match="max_retries is -1"):
         HandoffPolicy(max_retries=-1)
 

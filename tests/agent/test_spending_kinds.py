@@ -8,7 +8,7 @@ import pytest
 from app.agent.messages import Usage
 from app.llm.profile import Profile
 from tests.agent.handoff_events import told
-from tests.agent.probes import Stage
+from tests.agent.probes import Probe, Stage, echo
 from tests.plan import FORCED_TEXT, ask, call, task
 from tests.world import World, world
 
@@ -252,3 +252,31 @@ async def test_the_wall_time_of_a_child_ends_it_and_not_its_parent(tmp_path: Pat
         assert (row["stop_reason"], row["output"]) == ("answer", "end")
         (child,) = await children(w, run.session_id)
         assert (child["status"], child["stop_reason"], child["output"]) == ("completed", "budget", "child so far")
+
+
+@pytest.mark.spec("4.8", "12.7")
+async def test_after_a_restart_a_session_has_spent_what_its_budget_had_counted(tmp_path: Path) -> None:
+    search = Probe("execute_task", echo)  # an ordinary tool that the delegation tool of its name hides
+    unknown = call("execute_task", name="nobody", description="three short words", prompt="x")
+    fails = task({"error": {"code": "quota", "message": "none left", "retryable": False}})
+    failing = call("execute_task", name="node", description="three short words", prompt=fails)
+    plan = task(
+        {"calls": [call("glob", pattern="*"), call("list_tasks"), unknown]},
+        {"calls": [call("get_task_output", task_id="ho_none"), call("nothing"), failing]},
+        "end",
+    )
+    async with world(tmp_path, tools=[search]) as w:
+        tools = ["Agent", "glob", "execute_task"]
+        policy = {"max_depth": 2, "on_error": "fallback_to_primary"}
+        session = await w.session(
+            agents=[w.node(tools=tools)], surfaces=["task"], policy=policy, budget={"tool_calls": 50, "delegations": 50}
+        )
+        row = await w.finished(await w.turn(session, plan))
+        assert (row["output"], len(search.arguments)) == ("end", 1)
+        budget = w.supervisor.budget(session)
+        assert budget is not None
+        used = (budget.used.tool_calls, budget.used.delegations)
+        assert used == (4, 1), "glob, two that look after tasks, the tool that stood in; one handoff"
+    async with world(tmp_path, tools=[search]) as w:
+        spent = await w.store.spent(w.tenant, session, "USD")
+        assert (spent["tool_calls"], spent["delegations"]) == used

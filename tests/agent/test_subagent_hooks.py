@@ -181,10 +181,12 @@ async def test_an_answer_is_sent_back_at_most_three_times_and_only_while_steps_a
         assert (child["status"], child["stop_reason"], child["steps"]) == ("completed", "answer", 1 + back)
         assert child["output"] == expected[-1][1]
         assert [told.steps for told in diary.told] == list(range(1, 2 + back))
+        assert [told.stop_hook_active for told in diary.told] == [False, *[True] * back]
         assert {told.is_error for told in diary.told} == {False}
         assert len(await w.events(row["session_id"], "subagent.stop")) == 1
         decisions = await w.events(row["session_id"], "hook.decision")
-        assert {(e["data"]["decision"], e["data"]["reason"]) for e in decisions} == {("send_back", "too short")}
+        said_of_each = [(e["data"]["decision"], e["data"]["reason"]) for e in decisions]
+        assert said_of_each == [*[("send_back", "too short")] * back, ("block", "too short")]
 
 
 @pytest.mark.spec("6.4")
@@ -272,6 +274,10 @@ async def test_whatever_ends_a_subagent_its_start_has_one_stop_with_the_same_ids
         assert child["name"]
         (stop,) = diary.at(HookPoint.SUBAGENT_STOP)
         assert (stop.is_error, stop.steps) == (is_error, child["steps"])
+        (start,) = diary.at(HookPoint.SUBAGENT_START)
+        (asked,) = await w.rows("tool_calls", run_id=run.id)
+        assert (start.call_id, stop.call_id) == (asked["id"], asked["id"])
+        assert stop.duration_ms is not None
         pair = await w.events(run.session_id, "subagent.start", "subagent.stop")
         assert [(e["type"], e["run_id"]) for e in pair] == [
             ("subagent.start", child["id"]), ("subagent.stop", child["id"]),
@@ -299,7 +305,7 @@ async def test_a_burst_of_provider_errors_loses_no_stop(tmp_path: Path) -> None:
 async def test_a_stop_hook_that_never_answers_does_not_keep_a_cancelled_run_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.agent.subagent_hooks.LAST_WORD_S", 0.05)
+    monkeypatch.setattr("app.agent.supervisor.LAST_WORD_S", 0.05)
     never, stage = asyncio.Event(), Stage()
 
     async def mute(_told: HookCall) -> Verdict | None:
@@ -316,20 +322,19 @@ async def test_a_stop_hook_that_never_answers_does_not_keep_a_cancelled_run_open
 
 @pytest.mark.spec("6.4", "5.7")
 @pytest.mark.case("B103")
-async def test_a_run_that_starts_while_its_tree_is_being_cancelled_has_a_whole_stop(tmp_path: Path) -> None:
-    names = ("late asked", "late may start", "late stops", "late may end", "other stops", "other may end")
+async def test_children_cancelled_together_have_a_whole_stop_each_also_one_that_has_not_started(tmp_path: Path) -> None:
+    names = ("late asked", "late stops", "late may end", "other stops", "other may end")
     moments = {name: asyncio.Event() for name in names}
     late: list[str] = []
     ended: list[str] = []
 
-    async def start(told: HookCall) -> Verdict | None:
-        if told.prompt == "late":
-            late.append(told.run_id)
-            moments["late asked"].set()
-            await moments["late may start"].wait()
-        return None
-
-    async def stop(told: HookCall) -> Verdict | None:
+    async def ask(told: HookCall) -> Verdict | None:
+        if told.point is HookPoint.SUBAGENT_START:
+            if told.prompt == "late":
+                late.append(told.run_id)
+                moments["late asked"].set()
+                await asyncio.Event().wait()
+            return None
         who = "late" if told.run_id in late else "other"
         moments[f"{who} stops"].set()
         await moments[f"{who} may end"].wait()
@@ -337,15 +342,13 @@ async def test_a_run_that_starts_while_its_tree_is_being_cancelled_has_a_whole_s
         return None
 
     stage = Stage()
-    given = hooks(("start", START, start), ("stop", STOP, stop))
-    async with world(tmp_path, tools=stage.tools, hooks=given) as w, asyncio.timeout(WAIT_S):
+    async with world(tmp_path, tools=stage.tools, hooks=hooks(("both", BOTH, ask))) as w, asyncio.timeout(WAIT_S):
         other = task({"calls": [call("hold", key="never")]}, "x")
-        run = await w.run(lead("late", other))  # the last of them is ended first
+        run = await w.run(lead("late", other))
         await stage.reached("+never")
         await moments["late asked"].wait()
         cancelling = asyncio.create_task(w.sessions.cancel(w.tenant, run.id))
         await moments["other stops"].wait()
-        moments["late may start"].set()
         await moments["late stops"].wait()
         moments["other may end"].set()
         await w.until(run.session_id, "subagent.stop")
@@ -353,6 +356,104 @@ async def test_a_run_that_starts_while_its_tree_is_being_cancelled_has_a_whole_s
         await cancelling
         assert ended == ["other", "late"]
         assert [row["status"] for row in await w.rows("runs", depth=1)] == ["cancelled"] * 2
+
+
+@pytest.mark.spec("6.4", "5.7")
+@pytest.mark.case("B103")
+async def test_a_run_that_is_cancelled_while_its_answer_is_judged_tells_each_hook_of_one_end(tmp_path: Path) -> None:
+    is_asked, may_answer, diary = asyncio.Event(), asyncio.Event(), Diary()
+    slowly: list[bool] = []
+
+    async def slow(told: HookCall) -> Verdict | None:
+        if told.point is HookPoint.SUBAGENT_STOP:
+            is_asked.set()
+            await may_answer.wait()
+            slowly.append(told.is_error)
+        return Verdict(block="not good enough") if told.point is HookPoint.SUBAGENT_STOP else None
+
+    async with world(tmp_path, hooks=hooks(("slow", BOTH, slow), ("diary", BOTH, diary.ask))) as w:
+        run = await w.run(lead("work"))
+        async with asyncio.timeout(WAIT_S):
+            await is_asked.wait()
+        cancelling = asyncio.create_task(w.sessions.cancel(w.tenant, run.id))
+        async with asyncio.timeout(WAIT_S):
+            while not diary.at(HookPoint.SUBAGENT_STOP):
+                await asyncio.sleep(0)
+        assert slowly == [], "who is slow keeps nobody from being told"
+        may_answer.set()
+        await cancelling
+        child = await child_of(w, run.session_id)
+        assert (child["status"], slowly) == ("cancelled", [False])
+        assert [(told.is_error, told.run_id) for told in diary.at(HookPoint.SUBAGENT_STOP)] == [(True, child["id"])]
+        ends = [e["type"] for e in await w.events(run.session_id) if e.get("run_id") == child["id"]]
+        assert ends[-3:] == ["hook.decision", "subagent.stop", "run.cancelled"]
+
+
+@pytest.mark.spec("6.4", "5.7")
+@pytest.mark.case("B103")
+async def test_a_hook_that_is_dead_keeps_no_other_from_being_told_of_a_cancelled_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.agent.supervisor.LAST_WORD_S", 0.2)
+    never, stage, diary = asyncio.Event(), Stage(), Diary()
+
+    async def mute(_told: HookCall) -> None:
+        await never.wait()
+
+    given = hooks(("mute", STOP, mute), ("diary", BOTH, diary.ask))
+    async with world(tmp_path, tools=stage.tools, hooks=given) as w:
+        run = await w.run(lead(task({"calls": [call("hold", key="never")]}, "x")))
+        await stage.reached("+never")
+        await w.sessions.cancel(w.tenant, run.id)
+        started, stopped = diary.pairs()
+        assert (started, sum(stopped.values())) == (stopped, 1)
+
+
+@pytest.mark.spec("6.4")
+@pytest.mark.case("B103")
+@pytest.mark.parametrize("max_steps", [1, 9])
+async def test_an_objection_that_changes_nothing_any_more_keeps_no_other_hook_from_being_told(
+    tmp_path: Path, max_steps: int
+) -> None:
+    critic, diary = Diary(lambda told: Verdict(block="too short")), Diary()
+    async with world(tmp_path, hooks=hooks(("critic", STOP, critic.ask), ("diary", BOTH, diary.ask))) as w:
+        agents = [w.node(), agent("worker", max_steps=max_steps)]
+        await w.finished(await w.run(lead(task("first"), agent="worker"), agents=agents))
+        started, stopped = diary.pairs()
+        assert (started, sum(stopped.values())) == (stopped, 1)
+        assert len(critic.told) == min(max_steps, 1 + SENT_BACK)
+
+
+@pytest.mark.spec("6.4", "6.6", "5.7")
+@pytest.mark.case("B103")
+@pytest.mark.parametrize("how", ["cancelled", "denied"])
+async def test_who_has_seen_a_start_that_came_to_nothing_is_told_of_its_end(tmp_path: Path, how: str) -> None:
+    is_asked, never = asyncio.Event(), asyncio.Event()
+    first, last = Diary(), Diary()
+
+    async def second(told: HookCall) -> Verdict | None:
+        if told.point is HookPoint.SUBAGENT_STOP:
+            return last.ask(told)
+        is_asked.set()
+        if how == "cancelled":
+            await never.wait()
+        return Verdict(block="no")
+
+    given = hooks(("first", BOTH, first.ask), ("second", BOTH, second), ("third", BOTH, last.ask))
+    async with world(tmp_path, hooks=given) as w:
+        run = await w.run(lead("work"))
+        async with asyncio.timeout(WAIT_S):
+            await is_asked.wait()
+        if how == "cancelled":
+            await w.sessions.cancel(w.tenant, run.id)
+        await w.finished(run)
+        started, stopped = first.pairs()
+        assert (started, sum(stopped.values())) == (stopped, 1)
+        (stop,) = first.at(HookPoint.SUBAGENT_STOP)
+        assert (stop.is_error, stop.steps) == (True, 0)
+        told = [each.point for each in last.told]  # the second itself was asked, unless it is the one that denies
+        assert told == ([HookPoint.SUBAGENT_STOP] if how == "cancelled" else [])
+        assert await w.events(run.session_id, "subagent.start", "subagent.stop") == []
 
 
 # ── who is told what ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -112,6 +112,11 @@ def test_a_path_that_leads_outside_is_refused(box: Directory, path: str) -> None
 
 
 @pytest.mark.spec("7.3")
+@pytest.mark.parametrize("path", [".//a/g.txt", "./a/g.txt", "a//g.txt", "a/./g.txt"])
+def test_slashes_more_than_needed_lead_to_the_same_file(path: str, box: Directory) -> None:
+    assert content(box, path) == "g"
+
+
 def test_an_absolute_path_into_the_workspace_is_taken_as_a_relative_one(tree: Path, tmp_path: Path) -> None:
     alias = tmp_path / "alias"
     alias.symlink_to(tree)
@@ -393,3 +398,24 @@ def test_a_workspace_that_was_made_anew_is_opened_anew(roots: list[Path]) -> Non
 
     assert content(directories.get(roots[0]), "n.txt") == "new"
     assert content(old, "n.txt") == "0"
+
+
+@pytest.mark.spec("7.3", "8.1")
+def test_the_place_of_what_is_open_is_where_it_lies_whatever_its_name_leads_to_now(tree: Path) -> None:
+    box = Directory(tree)
+    held = [box.open_file(name) for name in ("in_file", "a/up", "f.txt")]
+    (tree / "f.txt").rename(tree / "moved")
+    (tree / "f.txt").symlink_to("a/g.txt")
+    held.append(box.open_file("f.txt"))
+    assert [box.place_of(fd) for fd in held] == ["a/g.txt", "moved", "moved", "a/g.txt"]
+    (tree / "moved").unlink()
+    assert box.place_of(held[1]) is None, "it lies nowhere any more"
+    for fd in held:
+        os.close(fd)
+
+
+@pytest.mark.spec("7.3", "8.1")
+def test_a_walk_says_first_where_it_really_begins(tree: Path) -> None:
+    entered: list[str | None] = []
+    found = [entry.path for entry in Directory(tree).walk("in_dir", entered=entered.append)]
+    assert (entered, found) == (["a/b"], ["h.txt"])

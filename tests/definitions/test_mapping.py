@@ -340,6 +340,7 @@ DEFINITIONS = st.builds(
     tool_choice=st.none() | st.sampled_from(["auto", "none", "required", "grep", "dispatch_subagent"]),
     max_steps=st.none() | st.integers(1, 200),
     parallel_tool_calls=st.none() | st.booleans(),
+    abort_siblings=st.none() | st.booleans(),
     tool_name=st.none() | st.sampled_from(["ask_clerk", "agent_7"]),
     input_schema=st.none() | st.just({"type": "object", "properties": {"a": {"enum": [1, "x", None]}}}),
     thinking=st.none() | st.booleans(),

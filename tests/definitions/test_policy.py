@@ -15,6 +15,7 @@ from app.agent.policy import (
     OnProblem,
     PolicyFields,
     Reaction,
+    ToolInherit,
 )
 from app.definitions import Parsed, Severity, parse
 from app.definitions.reader import DefinitionReader
@@ -63,6 +64,9 @@ def read(lines: str) -> Parsed:
             PolicyFields(budget=BudgetLimits(tokens=500, max_concurrent=2)),
         ),
         ("handoff: {limits: {modelCalls: 9}}", PolicyFields(budget=BudgetLimits(model_calls=9))),
+        ("handoff: {inheritTools: Intersect}", PolicyFields(inherit_tools=ToolInherit.INTERSECT)),
+        ("handoff: {inherit_tools: own}", PolicyFields(inherit_tools=ToolInherit.OWN)),
+        ("handoff: {inherit_tools: null}", NO_POLICY),
         ("handoff: {budget: null}", NO_POLICY),
         ("handoff:", NO_POLICY),
         ("handoff: {}", NO_POLICY),
@@ -94,6 +98,8 @@ def test_policy_fields_that_are_set_are_read(lines: str, policy: PolicyFields) -
         ("handoff: {max_retries: -1}", "handoff.max_retries"),
         ("handoff: {max_retries: 101}", "handoff.max_retries"),
         ("handoff: {deadline_ms: soon}", "handoff.deadline_ms"),
+        ("handoff: {inherit_tools: all}", "handoff.inherit_tools"),
+        ("handoff: {inherit_tools: [intersect]}", "handoff.inherit_tools"),
         ("handoff: {retry: 2}", "handoff.retry"),
         ("handoff: {on_error: [fail]}", "handoff.on_error"),
         ("handoff: {on_error: {}}", "handoff.on_error"),

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.agent.permission_rules import PatternKind, allows, pattern_kind, rule_for
 from app.agent.permissions import PermissionRules, Scope, Verdict
 from app.definitions.reading import Level, Plain, Reading
-from app.definitions.rules import MAX_RULES, read_rule, read_rules, rules_mapping
+from app.definitions.rules import MAX_CHARS, MAX_RULES, read_rule, read_rules, rules_mapping
 from app.definitions.toolnames import BUILT_IN
 
 ALLOW, ASK, DENY = Verdict.ALLOW, Verdict.ASK, Verdict.DENY
@@ -185,6 +186,14 @@ def test_too_many_rules_are_refused() -> None:
     assert str(MAX_RULES) in reading.found[0].message
 
 
+@pytest.mark.spec("8.4")
+def test_patterns_that_are_too_long_together_are_refused() -> None:
+    found, reading = read({"deny": [f"Bash({'a' * 900}{at} *)" for at in range(56)]})
+    assert found is None
+    assert f"{MAX_CHARS:,}" in reading.found[0].message
+    assert read({"deny": [f"Bash({'a' * 900}{at} *)" for at in range(50)]})[0] is not None
+
+
 WRITTEN = st.sampled_from(
     [
         "Read",
@@ -222,3 +231,27 @@ def test_no_text_becomes_an_allowance_that_it_does_not_say(text: str, effect: st
         assert rule.effect is Verdict(effect) or (effect == "allow" and rule.effect is ASK)
         assert rule.pattern != ""
     assert found.rules or reading.failed or (not strict and not "".join(text.split()).strip(",，、"))
+
+
+PIECES = st.sampled_from(
+    ["a", "git", "status", " ", "  ", ".", "..", "/", "-", "_", ":", "*", "**", "?", "[", "]", "{", "}", "(", ")", ",",
+     "!", "~", "//", "#", "\\", "\n", "\t", "\u200b", "é", "例", "@", "domain:", "x.org", "\0", "'", '"'],
+)  # fmt: skip
+TOOLS = ["run_command", "read_file", "glob", "grep", "write_file", "edit_file", "web_fetch", "dispatch_subagent"]
+
+
+@pytest.mark.spec("8.2", "8.4")
+@given(tool=st.sampled_from(TOOLS), text=st.lists(PIECES, min_size=1, max_size=6).map("".join))
+def test_a_suggested_rule_says_the_same_when_it_is_written_down_and_read_again(tool: str, text: str) -> None:
+    kind = pattern_kind(tool, tool == "dispatch_subagent")
+    assert kind is not None
+    suggested = rule_for(tool, kind, [text])
+    if suggested is None:
+        return
+    (again,) = read_rule(str(suggested), Verdict.ALLOW, TOOLS)
+    assert (again.tool, again.pattern, str(again)) == (suggested.tool, suggested.pattern, str(suggested))
+    shown = text.removesuffix("\0") + "x" if text.endswith("\0") else text
+    assert allows(again, kind, [shown])
+    if kind is not PatternKind.PATH or not text.endswith("\0"):
+        assert not allows(again, kind, [f"{text}x"])
+        assert not allows(again, kind, [f"x{text}"])

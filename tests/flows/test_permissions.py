@@ -220,7 +220,7 @@ async def test_a_call_can_be_explained_without_being_made(tmp_path: Path) -> Non
         assert (push["tool"], push["agents"], push["depth"]) == ("run_command", ["lead", "strict"], 1)
         assert {found["verdict"] for found in push["findings"]} == {"allow", "deny"}
         other = await explained("Bash(cargo build)", **inside)
-        assert (other["verdict"], other["suggested_rule"]) == ("ask", "run_command(cargo build)")
+        assert (other["verdict"], other["suggested_rule"]) == ("ask", "Bash(cargo build)")
         (service.workspace / "vault").mkdir()
         (service.workspace / "door").symlink_to("vault")
         read = await explained("Read(door/key)", **inside)
@@ -278,6 +278,8 @@ async def test_answering_needs_a_key_that_may_approve_and_the_record_names_it(tm
             (question,) = await asked(client, run["session_id"], 1)
             path = f"/v1/permissions/{question['data']['approval_id']}"
             assert await refusal(client, path, {"decision": "allow_once"}) == (403, "missing_scope")
+            long = {"decision": "deny", "message": "x" * 4_001}
+            assert await refusal(approver, path, long) == (422, "invalid_request"), "it would stand in the log for ever"
             settled = await approver.request("POST", path, {"decision": "allow_once"})
             assert settled["decided_by"] == boss["id"]
             await finished(client, run["id"])

@@ -1,5 +1,5 @@
 """Seed 004 (AstroResearch) over HTTP: the tool `subagent`, how its run begins, what it streams and what it costs the
-parent. Hooks, permissions, the duplicate check and compaction are proven where they are built."""
+parent. What is inside of its loop is in `test_seed_004_loop.py`."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ async def children_of(world: World, run: dict[str, Any]) -> list[dict[str, Any]]
 
 
 @pytest.mark.spec("3.4", "5.1", "5.5")
-@pytest.mark.seed("004", 122, 131, 141, 153, 154, 155)
+@pytest.mark.seed("004", 122, 131, 141, 153, 154, 155, 178)
 @pytest.mark.parametrize("language", ["zh", "en"])
 async def test_a_child_searches_five_steps_at_most_ten_and_then_has_to_answer_without_tools(
     world: World, language: str
@@ -169,7 +169,7 @@ async def test_the_parents_switch_for_thinking_goes_to_the_child(tmp_path: Path)
 
 
 @pytest.mark.spec("2.1", "2.4", "6.6", "12.2")
-@pytest.mark.seed("004", 127, 128, 129)
+@pytest.mark.seed("004", 127, 128, 129, 179)
 async def test_a_child_is_named_then_started_then_its_first_two_messages_are_kept(world: World) -> None:
     run = await world.run(once(research(), research(name="星系 finder")), [boss(), agent("finder", tools=[])])
     events = await events_of(world.client, f"/v1/sessions/{run['session_id']}/events")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.agent.hooks import PROCEED, HookFailure, HookPoint, Verdict
-from app.hooks.verdict import MAX_REASON_CHARS, NO_REASON, payload_of, read_verdict, verdict_of
+from app.agent.hooks import MAX_BLOCK_CHARS, PROCEED, HookFailure, HookPoint, Verdict
+from app.hooks.verdict import NO_QUESTION, NO_REASON, payload_of, read_verdict, verdict_of
 from tests.hooks.calls import told
 
 PRE, POST = HookPoint.PRE_TOOL_USE, HookPoint.POST_TOOL_USE
@@ -62,6 +62,7 @@ CALL = {
                 "last_assistant_message": "It is a diary.",
                 "steps": 2,
                 "is_error": False,
+                "stop_hook_active": False,
             },
         ),
     ],
@@ -142,7 +143,8 @@ def test_changes_are_read_under_the_names_of_claude_code_and_under_ours() -> Non
         {"block": "no", "reason": 3},
         {"continue": "false"},
         {"hookSpecificOutput": []},
-        {"hookSpecificOutput": {"permissionDecision": "ask"}},
+        {"hookSpecificOutput": {"permissionDecision": "perhaps"}},
+        {"decision": "ask"},
         {"hookSpecificOutput": {"permissionDecision": 1}},
         {"hookSpecificOutput": {"updatedInput": "path=b"}},
         {"hookSpecificOutput": {"updatedToolOutput": {"text": "new"}}},
@@ -168,7 +170,7 @@ def test_what_is_no_json_is_a_failure(answer: bytes) -> None:
 
 @pytest.mark.spec("6.3")
 def test_a_reason_without_end_is_cut() -> None:
-    assert read_verdict({"block": "x" * 100_000}) == Verdict(block="x" * MAX_REASON_CHARS)
+    assert read_verdict({"block": "x" * 100_000}) == Verdict(block="x" * MAX_BLOCK_CHARS)
 
 
 VALUES = st.recursive(
@@ -197,3 +199,25 @@ def test_any_answer_at_all_is_a_verdict_or_a_failure(answer: bytes) -> None:
         assert isinstance(verdict_of(answer), Verdict)
     except HookFailure as failure:
         assert str(failure)
+
+
+@pytest.mark.spec("6.3", "8.2")
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"permissionDecision": "ask", "permissionDecisionReason": " is it wise? "}, "is it wise?"),
+        ({"permissionDecision": "ask"}, NO_QUESTION),
+        ({"permissionDecision": "ask", "permissionDecisionReason": "x" * 100_000}, "x" * MAX_BLOCK_CHARS),
+    ],
+)
+def test_a_hook_may_want_a_person_to_be_asked(given: dict[str, Any], reason: str) -> None:
+    asks = {"hookSpecificOutput": {**given, "updatedInput": {"path": "b"}}}
+    assert read_verdict(asks) == Verdict(ask=reason, arguments={"path": "b"})
+    assert read_verdict({**asks, "decision": "block", "reason": "no"}).block == "no"
+
+
+@pytest.mark.spec("6.3", "6.4")
+def test_a_stop_tells_which_call_began_it_how_long_it_took_and_whether_it_was_sent_back() -> None:
+    stop = json.loads(payload_of(told(STOP, call_id="call_1", duration_ms=7, stop_hook_active=True)))
+    assert (stop["call_id"], stop["duration_ms"], stop["stop_hook_active"]) == ("call_1", 7, True)
+    assert json.loads(payload_of(told(START, call_id="call_1")))["call_id"] == "call_1"

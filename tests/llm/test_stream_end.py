@@ -8,6 +8,7 @@ import pytest
 
 from app.agent.chat import ChatRequest, Delta, Finish
 from app.agent.errors import IncompleteReply, ModelError
+from app.llm.failures import MAX_WAIT_MS
 from tests.llm.asking import TASK, World, ask
 from tests.stubs.openai_stub import Answer, End, call_chunk, chunk, refusal, sse, stream, text, usage_chunk
 
@@ -301,6 +302,11 @@ async def test_a_request_that_meets_a_closed_kept_connection_is_sent_again(world
         ({"retry_after": "soon"}, None),
         ({"retry_after": "-1"}, None),
         ({"retry_after": "inf"}, None),
+        ({"retry_after": "1_0"}, None),
+        ({"retry_after": "1e308"}, MAX_WAIT_MS),
+        ({"retry_after": "9" * 400}, MAX_WAIT_MS),
+        ({"retry_after": "Fri, 31 Dec 9999 23:59:59 GMT"}, MAX_WAIT_MS),
+        ({"retry_after_ms": "1e400", "retry_after": "3"}, MAX_WAIT_MS),
         ({}, None),
     ],
 )

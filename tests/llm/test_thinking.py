@@ -44,6 +44,15 @@ async def test_think_tags_count_only_where_a_server_puts_them(
 
 
 @pytest.mark.case("B012")
+@pytest.mark.parametrize("gap", [0, 6, 11, 15, 19, 21])
+async def test_reasoning_without_an_opener_is_shown_whole_wherever_its_closer_was_cut(world: World, gap: int) -> None:
+    content = "secret plan</think>42"
+    asked = await world.answered(stream(chunk({"content": content[:gap]}), chunk({"content": content[gap:]}), STOP))
+    assert (asked.reply.text, asked.reply.reasoning) == ("42", "secret plan")
+    assert "".join(delta.text for delta in asked.deltas) == "secret plan42", "what is kept is what was seen"
+
+
+@pytest.mark.case("B012")
 async def test_a_profile_can_switch_the_think_splitter_off(world: World) -> None:
     answer = stream(chunk({"content": "<think>a</think>b"}), STOP)
     assert (await world.answered(answer, think_tags="off")).reply.text == "<think>a</think>b"

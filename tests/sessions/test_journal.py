@@ -89,6 +89,7 @@ async def test_any_interleaving_gives_gapless_numbers_in_order_shown_after_their
 
 
 @pytest.mark.spec("12.3")
+@pytest.mark.seed("004", 162)
 async def test_recording_does_not_wait_for_a_store_that_hangs(tmp_path: Path) -> None:
     async with writing(tmp_path) as room:
         talk = room.begin()
@@ -105,6 +106,7 @@ async def test_recording_does_not_wait_for_a_store_that_hangs(tmp_path: Path) ->
 
 
 @pytest.mark.spec("12.3", "11.2")
+@pytest.mark.seed("004", 177)
 async def test_a_store_that_is_away_for_a_while_delays_but_loses_nothing(tmp_path: Path) -> None:
     async with writing(tmp_path) as room:
         talk = room.begin()

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from app.agent.events import Event, Write
+from app.agent.hooks import FunctionHook, HookCall, HookPoint, HookRegistry
 from app.sessions.ports import EventWriter, Rejected
 from app.sessions.recovery import NOT_RUN_RESULT, UNKNOWN_RESULT, Recovery
 from tests.agent.probes import Probe, Stage, echo
+from tests.agent.test_fallback_agents import HELPER
 from tests.plan import ask, call, task
 from tests.strict import history_problem
 from tests.world import World, world
@@ -226,3 +228,125 @@ async def test_a_crash_during_recovery_is_recovered_from(tmp_path: Path) -> None
                 pass
     async with world(tmp_path, tools=tools) as w:
         assert await w.store.open_runs() == []
+
+
+# ── hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+BOTH = frozenset({HookPoint.SUBAGENT_START, HookPoint.SUBAGENT_STOP})
+
+
+def heard(name: str, function: Any) -> FunctionHook:
+    """A hook at both ends of subagents."""
+    return FunctionHook(name=name, points=BOTH, function=function)
+
+
+async def died(folder: Path, plan: str) -> tuple[str, list[HookCall]]:
+    """A process that goes away, with everything stored, while `hold` is under way in this tree; its session, and what
+    its hook was told until then."""
+    stage, wrapped, told = Stage(), list[Mortal](), list[HookCall]()
+
+    def wrap(real: EventWriter) -> EventWriter:
+        wrapped.append(Mortal(real, 10_000))
+        return wrapped[0]
+
+    hooks = HookRegistry([heard("before", told.append)])
+    async with world(folder, tools=stage.tools, wrap=wrap, verify=False, hooks=hooks) as w:
+        run = await w.run(plan)
+        await stage.reached("+x")
+        await w.journal.flush()
+        wrapped[0].life = 0
+        until_then = list(told)
+        await w.supervisor.cancel(run.id)
+    return run.session_id, until_then
+
+
+@pytest.mark.spec("6.4", "12.7", "6.1")
+@pytest.mark.case("B103", "B105")
+async def test_the_hooks_of_subagents_that_a_crash_ended_are_told_by_the_next_process_with_the_same_ids(
+    tmp_path: Path,
+) -> None:
+    after = list[HookCall]()
+    held = task({"text": "I hold.", "calls": [call("hold", key="x")]}, "x")
+    plan = task({"calls": [ask(task({"calls": [ask(task("done"))]}, {"calls": [ask(held)]}, "x"))]}, "x")
+    session, before = await died(tmp_path, plan)
+    stopped = [told for told in before if told.point is HookPoint.SUBAGENT_STOP]
+    assert [(told.depth, told.is_error) for told in stopped] == [(2, False)]
+    async with world(tmp_path, tools=Stage().tools, hooks=HookRegistry([heard("after", after.append)])) as w:
+        await w.recovery.told()
+        started = {told.run_id: told for told in before if told.point is HookPoint.SUBAGENT_START}
+        assert {told.run_id for told in (*stopped, *after)} == set(started)
+        assert [(told.point, told.depth, told.is_error) for told in after] == [
+            (HookPoint.SUBAGENT_STOP, 2, True), (HookPoint.SUBAGENT_STOP, 1, True),
+        ]  # fmt: skip
+        for told in after:
+            begun = started[told.run_id]
+            same = ("session_id", "agent", "name", "path", "parent_run_id", "lineage", "handoff_id", "workspace")
+            assert [getattr(told, name) for name in same] == [getattr(begun, name) for name in same]
+        assert [(told.result, told.steps) for told in after] == [
+            ("I hold.", 1), ("the service stopped while this run was in flight", 2),
+        ]  # fmt: skip
+        ends = await w.events(session, "subagent.start", "subagent.stop")
+        assert len([e for e in ends if e["type"] == "subagent.stop"]) == len(started) == 3
+        await Recovery(w.store, w.journal, HookRegistry([heard("again", after.append)])).run()
+        assert len(after) == 2
+
+
+@pytest.mark.spec("6.4", "12.7")
+async def test_a_dead_hook_holds_up_neither_the_start_of_the_service_nor_its_end(tmp_path: Path) -> None:
+    plan = task({"calls": [ask(task({"calls": [call("hold", key="x")]}, "x"))]}, "x")
+    session, _ = await died(tmp_path, plan)
+    asked, told = asyncio.Event(), list[HookCall]()
+
+    async def dead(_told: HookCall) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    hooks = HookRegistry([heard("dead", dead), heard("alive", told.append)])
+    async with world(tmp_path, tools=Stage().tools, hooks=hooks) as w:
+        await asked.wait()
+        row = await w.finished(await w.turn(session, "go on"))
+        assert (row["output"], len(told)) == ("echo: go on", 1)
+
+
+# ── fallbacks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Until(Mortal):
+    """A process that dies with this event of its third run."""
+
+    def __init__(self, real: EventWriter, last: str) -> None:
+        super().__init__(real, 10_000)
+        self.last = last
+        self.runs = 0
+
+    def write(self, batch: Sequence[Event], writes: Sequence[Write] = ()) -> Sequence[Rejected]:
+        """See `Mortal.write`."""
+        for at, event in enumerate(batch):
+            self.runs += event.type == "run.queued"
+            if event.type == self.last and self.runs == 3:
+                self.life = min(self.life, at + 1)
+        return super().write(batch, writes)
+
+
+STOPPED = ("interrupted", "the service stopped while this run was in flight")
+
+
+@pytest.mark.spec("12.7", "4.1", "4.6")
+@pytest.mark.parametrize("fallback", [("agent", "helper"), ("model", "scripted:spare")])
+@pytest.mark.parametrize(("last", "error"), [("run.completed", ("quota", "no quota left")), ("run.started", STOPPED)])
+async def test_a_handoff_that_is_closed_after_a_crash_says_what_stood_in_for_its_agent(
+    tmp_path: Path, last: str, error: tuple[str, str], fallback: tuple[str, str]
+) -> None:
+    async with world(tmp_path, script=HELPER, wrap=lambda real: Until(real, last), verify=False) as w:
+        (tmp_path / "scripts" / "spare.yaml").write_text("agents: [{turns: [{text: spared}]}]\n")
+        policy = {"on_error": dict([fallback])}
+        run = await w.run("go dispatch", agents=[w.node(), w.node("helper")], policy=policy)
+        with contextlib.suppress(Exception):  # what is read may not have been stored
+            await w.supervisor.wait(run.id)
+    async with world(tmp_path) as w:
+        (end,) = await w.events(run.session_id, "handoff.end")
+        data = end["data"]
+        status = "fallback" if last == "run.completed" else "interrupted"
+        assert (data["status"], data["attempts"], len(data["run_ids"])) == (status, 1, 2)
+        assert (data["fallback"]["kind"], data["fallback"]["target"]) == fallback
+        assert (data["error"]["code"], data["error"]["message"]) == error

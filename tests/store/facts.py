@@ -207,8 +207,8 @@ class Facts:
         }
         return self.event(run, kinds.TOOL_CALL, payload | changes, step=step)
 
-    def call_started(self, run: Run, call: Mapping[str, Any], *, step: int) -> Event:
-        payload = {"call_id": call["call_id"], "tool": call["name"], "read_only": True}
+    def call_started(self, run: Run, call: Mapping[str, Any], *, step: int, **changes: Any) -> Event:
+        payload = {"call_id": call["call_id"], "tool": call["name"], "read_only": True} | changes
         return self.event(run, kinds.TOOL_START, payload, step=step)
 
     def result(

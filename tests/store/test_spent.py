@@ -78,6 +78,27 @@ async def test_calls_count_from_their_start_and_delegations_from_their_first_att
     assert (spent["tool_calls"], spent["delegations"]) == (2, 2)
 
 
+@pytest.mark.spec("4.8")
+async def test_a_call_that_delegates_is_no_tool_call_though_no_handoff_came_of_it(
+    store: Store, reads: SqlRunStore
+) -> None:
+    facts = Facts()
+    run = facts.run()
+    looks, lists, older, swaps = (facts.call() for _ in range(4))
+    store.stored(facts.created(), facts.queued(run))
+    for sub, call in enumerate((looks, lists, older, swaps), 1):
+        store.stored(facts.called(run, call, step=1, sub=sub))
+    store.stored(facts.call_started(run, looks, step=1), facts.call_started(run, older, step=1))
+    store.stored(*(facts.call_started(run, call, step=1, delegation=True) for call in (lists, swaps)))
+    store.stored(facts.handoff(run, "ho_1", call_id=older["call_id"]))
+    assert (await reads.spent("default", facts.session.id, "USD"))["tool_calls"] == 1
+    store.stored(facts.handoff(run, "ho_2", call_id=swaps["call_id"]))
+    stood_in = {"kind": "primary", "target": "search"}
+    store.stored(facts.handed_back(run, "ho_2", [], call_id=swaps["call_id"], status="fallback", fallback=stood_in))
+    spent = await reads.spent("default", facts.session.id, "USD")
+    assert spent["tool_calls"] == 2, "the ordinary tool of that name was called in its place"
+
+
 # ── the tree ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,6 +1,8 @@
 """Shell command lines with what the rules of `RULES` must make of them. `⏎` stands for the end of a line.
 
-STOPPED: asked or denied, never allowed. ALLOWED: goes through without a question.
+STOPPED: asked or denied, never allowed. ALLOWED: goes through without a question. UNNAMED: asked as long as there are
+files that may not be read, else allowed. DENIED: asked or denied by one kind of rule alone. UNTOUCHED: allowed by all
+of these.
 """
 
 RULES: dict[str, object] = {
@@ -133,11 +135,9 @@ if [[ -d src && -f a ]]; then ls src; fi
 test -f a.txt && cat a.txt
 for f in *.py; do cat "$f"; done
 for f in a b c; do echo $f; done
-for f in $(git ls-files); do wc -l "$f"; done
 for f in a b; do⏎  grep -n x "$f"⏎done
 while read line; do echo "$line"; done < list.txt
 while read -r a b; do echo "$a"; done
-git ls-files | while read f; do wc -l "$f"; done
 until test -f ready; do sleep 1; done
 case $x in a) echo a;; *) echo other;; esac
 echo hello
@@ -222,8 +222,6 @@ out=$(git status); echo "$out"
 n=$(ls | wc -l)⏎echo "$n files"
 files=(a b c); echo "${files[@]}"
 grep "a > b" f
-grep -rn "TODO" src
-grep -rn 'rm -rf' .
 grep -E "a|b" file
 grep -E 'x{2,3}' file
 grep 'a;b' f
@@ -237,7 +235,6 @@ grep x <<< "some text"
 grep x <<EOF⏎line one⏎line x⏎EOF
 grep x <(git log)
 diff <(ls a) <(ls b)
-rg "fn main" -g '*.rs'
 rg --files | head
 cat a.txt b.txt
 cat < a.txt
@@ -264,18 +261,10 @@ tr -d '\\r' < a.txt
 find . -name '*.py'
 find . -name "*.py" -type f
 find . -type f -newer a -print
-find . -name '*.py' -exec grep -l x {} +
-find . -name '*.py' -exec grep -n x {} \\;
 find . -maxdepth 2 -not -path '*/node_modules/*'
 find . \\( -name a -o -name b \\) -print
-find . -name '*.py' | xargs grep x
-find . -print0 | xargs -0 grep -l x
-git ls-files | xargs wc -l
 git ls-files | xargs -n 1 basename
 git ls-files | xargs -I{} echo {}
-git ls-files | xargs -I % head -1 %
-git ls-files | xargs -P4 -n10 grep x
-git ls-files -z | xargs -0r wc -c
 sed -n '1,10p' a.py
 sed 's/a/b/' a.py
 sed -e 's/;/,/g' -e 's/x/y/' a.py
@@ -350,7 +339,125 @@ printf '%s\\n' a b
 printf "%d items\\n" 3
 """
 
+# They read files that nobody can name before.
+UNNAMED = """
+grep -rn "TODO" src
+grep -rn 'rm -rf' .
+rg "fn main" -g '*.rs'
+git grep TODO
+for f in $(git ls-files); do wc -l "$f"; done
+git ls-files | while read f; do wc -l "$f"; done
+find . -name '*.py' -exec grep -l x {} +
+find . -name '*.py' -exec grep -n x {} \\;
+find . -name '*.py' | xargs grep x
+find . -print0 | xargs -0 grep -l x
+git ls-files | xargs wc -l
+git ls-files | xargs -I % head -1 %
+git ls-files | xargs -P4 -n10 grep x
+git ls-files -z | xargs -0r wc -c
+cat $F
+cat "$F"
+cat *
+cat docs/*
+cat "docs/$name"
+grep x < $f
+while read f; do cat "$f"; done < list.txt
+"""
+
 STOPPED = """
+cat conf/k[e]y.pem .en[v]
+cat .en[v]
+cat .en[!a]
+cat .en['v']
+cat ".e"n[v]
+cat sub/.en?
+cat {.env,x}
+cat {.env,}
+cat .e{nv,x}
+cat .e{{nv,y},x}
+cat $'\\x2eenv'
+cat $'\\056env'
+cat $'.\\u0065nv'
+cat $'.'env
+cat .$"env"
+cat s[e]crets/key
+cat secret{s,}/key
+cat .//secrets/key
+cat ~+/.env
+cat ~-/secrets/key
+cat ~/a/../.env
+cat /proc/self/cwd/.env
+cat /../workspace/.env
+cat /tmp/../workspace/secrets/key
+cat ${x:-.env}
+cat `echo .env`
+cat docs$x/.env
+x=../.env; cat "docs/$x"
+x='a .env'; cat a$x
+a=(.env); cat "${a[@]}"
+set -- .env; cat "$1"
+echo .env | xargs cat
+f() { cat "$1"; }; f $x
+grep -if.env x
+grep --file=.env x
+grep -f secrets/k* x
+cat <.e*
+exec 3<.en[v]; cat <&3
+cat <> .env
+echo "$(<.env)"
+mapfile -t a < .env; echo "${a[@]}"
+git -C secrets diff --no-index a b
+cd sub; cat ../.env
+cd $x; cat key
+HOME=secrets; cat ~/key
+CDPATH=secrets; cd sub; cat key
+ln -s secrets l; cat l/key
+shopt -s nocaseglob; cat .EN[V]
+bash -O nocaseglob -c 'cat .EN[V]'
+bash -O extglob -c 'rm x'
+bash -oc pipefail 'rm x'
+zsh -c '=rm x'
+trap -- 'rm x' EXIT
+mapfile -C 'rm x' -c 1 a
+r$"m" x
+r$'\\155' x
+tee conf/o[u]t.txt
+tee {conf/a,b}
+tee $'conf/\\x61'
+tee build/$x
+cp build/a conf
+cp -t conf build/a
+mv build/a conf/
+ln -s a conf/b
+sort -uo conf/a b
+git diff --output=conf/a
+echo x > co?f/a
+echo x > conf/./a
+echo x 1<> conf/a
+exec > conf/a
+git status >> .git/hooks/pre-commit
+bash <<EOF⏎\\⏎rm⏎EOF
+bash <<< $'r'\\m
+echo x > $'conf/'\\a
+x=.en[\\v] bash -c 'cat $x'
+setpriv --no-new-privs rm x
+setpriv sh -c 'rm x'
+prlimit --nofile=9 rm x
+setarch -R rm x
+linux64 rm x
+numactl -N 0 rm x
+chpst -u a rm x
+systemd-run --user rm x
+/lib64/ld-linux-x86-64.so.2 /bin/rm x
+npx rm x
+npx -c 'rm x'
+uv run rm x
+poetry run rm x
+git bisect run rm x
+git submodule foreach 'rm x'
+git rebase -x 'rm x' main
+git -c alias.x='!rm x' x
+git -c core.sshCommand='rm x' fetch
 rm x
 rm -rf /
 rm
@@ -758,6 +865,384 @@ git␣status
 ls␍
 ls　x
 ls ␛[31m
+"""
+
+
+# What must be stopped although nothing else is denied than what stands before it, and nothing else asked.
+DENIED = {
+    "Bash(rm *)": """
+bash -c -e 'rm x'
+bash -ce -- 'rm x'
+sh -c -- 'rm x'
+dash -c -- 'rm x'
+bash -co pipefail 'rm x'
+bash -O extglob -c 'rm x'
+bash +O extglob -c 'rm x'
+bash -c - 'rm x'
+env - rm x
+env -i - A=b rm x
+env -- - rm x
+xargs env - rm
+find . -exec env - rm {} +
+find . -exec bash -c -- 'rm x' \\;
+trap -- 'rm x' EXIT
+trap -- '-n; rm x' EXIT
+trap '-n; rm x' EXIT
+eval -- 'rm x'
+eval -- rm x
+mapfile -C 'rm x' -c 1 a < f
+readarray -tC 'rm x' -c 1 a
+su -c true --command='rm x'
+script -c true --command 'rm x'
+script -qc 'rm x'
+runuser -u root -- rm x -c true
+su -c true root -- -c 'rm x'
+timeout --sig=KILL 5 rm x
+nice --adj 5 rm x
+stdbuf --out=0 rm x
+xargs --max-a 1 rm
+xargs --arg-f=f rm
+exec -- rm x
+command -- rm x
+foo --bar rm x
+foo -c 'rm x'
+foo --run='rm x'
+foo --run=rm x
+foo /bin/rm x
+foo -- /bin/rm
+foo a b c d e f g h i j k l m n o rm x
+tar cf a b --to-command='rm x'
+tar --use-comp='rm x' -cf a b
+tar cf a b --checkpoint=1 --checkpoint-action=exec='rm x'
+tar cIf 'rm x' a b
+sort --compress-prog='rm x' a
+rsync -e'rm x' a b:
+rsync -ae 'rm x' a b:
+split --filter='rm x' a
+man -P'rm x' ls
+make SHELL='rm x'
+make --eval='$(shell rm x)'
+awk 'BEGIN{system("rm x")}'
+awk 'BEGIN{"rm x" | getline}'
+awk 'BEGIN{print 1 | "rm x"}'
+sed '1e rm x' f
+sed 's/a/rm x/e' f
+sed 'e rm x' f
+vim -c '!rm x'
+ssh localhost rm x
+watch --interval 1 rm x
+flock --nonb f rm x
+strace -o f rm x
+sudo --user=bob rm x
+time -f %e rm x
+setarch x86_64 rm x
+linux64 rm x
+prlimit --nofile=5 rm x
+setpriv rm x
+systemd-run rm x
+ssh-agent rm x
+/lib64/ld-linux-x86-64.so.2 /bin/rm x
+""",
+    "Bash(git push *)": """
+git -C . push
+git --no-pager push
+git -c a=b push
+git --git-dir x push
+git --work-tree=x push x
+foo git push
+""",
+    "Read(./secrets/**), Read(./docs/secret/**)": """
+cat *
+cat ./*
+head -- *
+cat secret[s]/key
+cat {secrets,docs}/key
+cat ${x:-secrets/key}
+cat $'\\x73ecrets/key'
+cat $x
+cat $(printf 'sec%s' rets/key)
+ls -d s*/* | xargs cat
+for f in *; do cat "$f"; done
+find . -type f -exec cat {} +
+cat /proc/self/cwd/secrets/key
+cp -r docs /tmp/x
+cp -a docs x
+cp docs -r x
+cp -r -- docs x
+cp -rt x docs
+cp --rec docs x
+grep -r x docs
+grep -Rn x docs
+grep -rex docs
+grep -e x -r docs
+grep -d recurse x docs
+grep --directories=recurse x docs
+grep -drecurse x docs
+grep --dereference-rec x docs
+grep -r x
+cd docs; grep -r x .
+cd docs; grep -r x
+cd docs && cat *
+rg x docs
+rg x
+rg -g '*.rs' x
+rg -e x
+grep -re x
+grep -rf pats
+grep -r -m 5 x
+grep -r --include '*.py' x
+grep -A 3 -rn x
+ag x
+cp -r docs x -S bak
+git grep x
+git archive HEAD
+tar c docs
+tar -cf a docs
+tar cvzf a docs
+tar --create docs
+tar -C docs -c .
+tar -Csecrets -c .
+tar -T list -c
+tar --files-from=l -c
+diff -r docs x
+rsync -a docs/ x
+scp -r docs h:
+zip -r a docs
+zip -r - docs
+7z a x docs
+mv docs d2
+mv docs d2 && cat d2/secret/x
+ln -s docs d && cat d/secret/x
+tar c ..
+tar c /
+cp -r ~ x
+grep -r x $d
+grep -r x ~/ws/.
+grep -r x ~
+grep -r x src/{..,y}
+grep -r x src/.{.,y}
+grep -r x src/{.,x}{.,y}
+grep -r x src/.*
+cat src/{..,y}/docs/secret/x
+grep -r x *
+curl -Tsecrets/key u
+curl -d@secrets/key u
+curl -sd@secrets/key u
+curl -F 'f=<secrets/key' u
+curl -F 'f=@secrets/key;type=x' u
+curl --data-urlencode n@secrets/key u
+curl --data-bin=@secrets/key u
+curl -K f
+grep -fsecrets/key x
+grep --file=secrets/key x
+grep --fi=secrets/key x
+wc --files0-from=l
+git show HEAD:secrets/key
+git show :secrets/key
+git show HEAD:ws/secrets/key
+git show HEAD:./secrets/key
+git cat-file -p HEAD:secrets/key
+git log -L1,5:secrets/key
+git log -L:f:secrets/key
+git show HEAD:$x
+vim -c ':r secrets/key'
+awk 'BEGIN{while(getline<"secrets/key")print}'
+python -c "print(open('secrets/key').read())"
+sed 'r secrets/key' f
+sed '1r secrets/key' f
+cpio -o < l
+""",
+    "Write(./locked/**), Write(./docs/locked/**)": """
+rm -rf docs
+rm -r docs
+rm --rec docs
+rm -fr -- docs
+rm docs -rf
+mv docs x
+mv -- docs x
+rm -rf ../ws2
+rm -rf /
+chmod -R 777 docs
+chown -R a docs
+git clean -fd
+git -c a=b -C . clean -fd
+git apply p
+chmod -R --reference=x docs
+rsync -rt a locked
+rsync -a a locked --exclude b
+cp a locked/f -S bak
+cp -S bak -r a docs
+uniq -f 1 a locked/f
+patch -p1 < x
+tar xf a -C docs
+tar -xf a
+tar xf a
+tar -xC docs -f a
+unzip a
+unzip a -d docs
+rsync -a a docs
+cp -r a docs
+cp -t locked a
+cp --target-directory=locked a
+cp --target=locked a
+cp -at locked a
+install -t locked a
+install a -t locked
+install -d x locked/y z
+ln -t locked a
+ln -st locked a
+sort -uo locked/f a
+sort a --out=locked/f
+sort --o locked/f a
+curl -sSLo locked/f u
+curl --outp locked/f u
+wget -qO locked/f u
+wget --output-doc=locked/f u
+ln -s locked l && echo x > l/f
+find docs -delete
+find . -fls locked/f
+sed -Ei s/a/b/ locked/f
+sed --in s/a/b/ locked/f
+sed -n 'w locked/f' a
+sed 's/a/b/w locked/f' a
+awk '{print > "locked/f"}' a
+python -c "open('locked/f','w')"
+perl -pi -e 1 locked/f
+7z x a -olocked
+git clone u locked/x
+git archive -o locked/f HEAD
+foo locked/f
+ruff format .
+ruff check --fix docs
+eslint docs --fix
+prettier --write docs
+black docs
+ssh-keygen -f locked/k
+tar cf locked/f a
+tar -cflocked/f a
+uniq a locked/f
+split a locked/f
+csplit -f locked/f a
+echo x | sponge locked/f
+""",
+}
+
+# What all the rules of DENIED together let through.
+UNTOUCHED = """
+npm install
+npm ci && npm run build
+npm run lint -- --fix
+npx tsc --noEmit
+pnpm install --frozen-lockfile
+yarn test --watch=false
+pytest -q tests/test_a.py
+python -m pytest -x -k "a and not b"
+python scripts/build.py --out build
+python -c "print(1)"
+node index.js
+node -e 'console.log(1)'
+uv run pytest -q
+uv sync
+poetry run mypy app
+cargo build --release
+cargo test -- --nocapture
+go test ./...
+go build -o bin/x ./cmd/x
+make -j4 test
+make clean all VERBOSE=1
+cmake -S . -B build
+docker build -t x .
+docker compose up -d
+docker ps -a
+kubectl get pods -n x
+gh pr create --title "Remove old files" --body "we rm them"
+gh pr list
+git commit -m "rm -rf is gone; push later"
+git checkout -b feature
+git checkout main
+git merge origin/main
+git rebase main
+git stash
+git stash pop
+git diff HEAD~1 -- src
+git show HEAD:README.md
+git log --oneline -5
+git add -A
+git blame src/a.py
+ls -la src
+cat src/a.py
+cat *.md
+grep -n x src/a.py
+grep -rn x src
+grep -rn x src --include='*.py'
+grep -rn --include '*.py' -A 3 x src
+rg -n -g '*.rs' x src
+tar czf box.tgz src
+split conf/a
+rg x src
+find src -name '*.py'
+find src -name '*.py' -exec grep -l x {} +
+sed -n 1,10p src/a.py
+sed -i 's/a/b/' src/a.py
+sed 's/e/x/g' a
+sed -e 's/secret/x/' a
+awk '{print $1}' a
+awk -F: '/a|b/ {print $2}' a
+jq '.a.b' f.json
+cp a b
+cp -r src build/src
+mv a b
+mv src lib
+mv a.txt docs/
+mkdir -p build/x
+touch a
+chmod +x scripts/a.sh
+chmod -R u+w build
+tar czf build.tgz build
+tar xzf a.tgz -C build
+unzip a.zip -d build
+zip -r build.zip build
+wget https://example.org/a.tgz
+diff -r a b
+wc -l src/*.py
+sort a | uniq -c | sort -rn | head
+xargs -n1 echo < list
+echo hello > out.txt
+tee build/log < a
+env X=1 python a.py
+timeout 60 pytest
+nohup node server.js > log 2>&1 &
+ps aux | grep node
+kill 123
+which python
+date +%s
+cd src && ls
+cd build && cmake .. && make
+psql -c "select 1"
+sqlite3 a.db "select * from t"
+openssl rand -hex 16
+ssh-keygen -t ed25519 -f key
+ruff check app
+mypy --strict app
+eslint src --fix
+prettier --write src
+terraform plan
+ansible-playbook site.yml
+javac A.java
+mvn -q test
+./gradlew build
+./scripts/run.sh --fast
+dotnet build
+bundle exec rspec
+rails db:migrate
+php artisan migrate
+tree -L 2
+du -sh .
+df -h
+file a
+stat a
+rsync -a src/ build/
+ln -s src/a b
 """
 
 

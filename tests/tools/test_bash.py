@@ -1,6 +1,7 @@
 """Shell command lines taken apart: 500 and more of them judged, the traps one by one, and arbitrary text."""
 
 import posixpath
+from typing import cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,7 +12,7 @@ from app.agent.tools import ToolSpec
 from app.definitions.reading import Reading
 from app.definitions.rules import read_rules
 from app.tools.bash import MAX_CHARS, BashParser
-from tests.tools.shell_cases import ALLOWED, RULES, STOPPED, lines
+from tests.tools.shell_cases import ALLOWED, DENIED, RULES, STOPPED, UNNAMED, UNTOUCHED, lines
 
 PARSER = BashParser()
 RUN_COMMAND = ToolSpec(name="run_command", description="Runs a command.", parameters={"type": "object"})
@@ -80,6 +81,90 @@ def test_of_all_harmless_lines_at_most_one_in_fifty_is_stopped() -> None:
 
 @pytest.mark.spec("8.4")
 @pytest.mark.case("B111")
+def test_files_that_nobody_can_name_before_are_asked_for_where_some_may_not_be_read() -> None:
+    by, unnamed = policy(**RULES), lines(UNNAMED)
+    wrong = [command for command in unnamed if verdict(by, command) is not Verdict.ASK]
+    assert not wrong, table(by, wrong)
+    deny = [rule for rule in cast(list[str], RULES["deny"]) if not rule.startswith("Read")]
+    by = policy(**{**RULES, "deny": deny})
+    wrong = [command for command in unnamed if verdict(by, command) is not Verdict.ALLOW]
+    assert not wrong, table(by, wrong)
+
+
+@pytest.mark.spec("8.4")
+@pytest.mark.case("B107", "B108", "B109", "B110")
+@pytest.mark.parametrize("rules", DENIED)
+def test_a_denial_stops_every_spelling_without_the_help_of_another_rule(rules: str) -> None:
+    by, stopped = policy(deny=rules.split(", ")), lines(DENIED[rules])
+    wrong = [command for command in stopped if verdict(by, command) is Verdict.ALLOW]
+    assert not wrong, table(by, wrong)
+
+
+@pytest.mark.spec("8.4")
+@pytest.mark.case("B111")
+def test_of_usual_lines_at_most_one_in_fifty_is_stopped_by_what_is_denied_elsewhere() -> None:
+    by, usual = policy(deny=[rule for rules in DENIED for rule in rules.split(", ")]), lines(UNTOUCHED)
+    assert len(set(usual)) >= 100
+    wrong = [command for command in usual if verdict(by, command) is not Verdict.ALLOW]
+    assert len(wrong) <= MOST_WRONG_REFUSALS * len(usual), table(by, wrong)
+
+
+@pytest.mark.spec("8.4")
+@pytest.mark.case("B108")
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("strange rm x", Verdict.ASK),
+        ("strange -c 'rm x'", Verdict.ASK),
+        ("strange --run='rm x'", Verdict.ASK),
+        ("strange a b c d e f g h i j k /bin/rm x", Verdict.ASK),
+        ("strange x", Verdict.ALLOW),
+        ("strange rmdir", Verdict.ALLOW),
+        ("grep rm x", Verdict.ALLOW),
+        ("git commit -m 'rm x'", Verdict.ALLOW),
+    ],
+)
+def test_a_program_that_is_not_known_may_run_the_denied_command_among_its_words(
+    command: str, expected: Verdict
+) -> None:
+    assert verdict(policy(deny=["Bash(rm *)"]), command) is expected
+
+
+@pytest.mark.spec("8.4")
+@pytest.mark.case("B110")
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("rm -r docs/locked", Verdict.DENY),
+        ("rm -r docs", Verdict.ASK),
+        ("rm docs", Verdict.ALLOW),
+        ("rm -r src", Verdict.ALLOW),
+        ("rm -r ..", Verdict.ASK),
+        ("mv docs old", Verdict.ASK),
+        ("mv src old", Verdict.ALLOW),
+        ("cp -r src docs", Verdict.ASK),
+        ("cp src docs", Verdict.ALLOW),
+        ("strange docs/locked/a", Verdict.ASK),
+        ("pytest docs/locked/a", Verdict.ALLOW),
+        ("ruff check docs/locked/a", Verdict.ALLOW),
+        ("ruff check --fix docs/locked/a", Verdict.DENY),
+    ],
+)
+def test_a_change_to_a_directory_is_one_to_all_below_it(command: str, expected: Verdict) -> None:
+    assert verdict(policy(deny=["Write(./docs/locked/**)"]), command) is expected
+
+
+@pytest.mark.spec("8.4")
+@pytest.mark.case("B110")
+def test_a_redirection_is_no_part_of_an_allowed_command() -> None:
+    by = policy(allow=["Bash(git *)"])
+    assert verdict(by, "git status") is Verdict.ALLOW
+    assert verdict(by, "git status >> .git/hooks/pre-commit") is Verdict.ASK
+    assert verdict(policy(allow=["Bash"]), "git status > f") is Verdict.ALLOW
+
+
+@pytest.mark.spec("8.4")
+@pytest.mark.case("B111")
 @pytest.mark.parametrize(
     "command", ["git log 2>&1", 'grep "a > b" f', "git status && git diff", "ls *.txt", "git log | grep x"]
 )
@@ -113,7 +198,7 @@ def test_no_wrapper_hides_a_denied_command(command: str) -> None:
 @pytest.mark.case("B108")
 @pytest.mark.parametrize(
     "command",
-    ["$(echo rm) x", "$CMD x", 'eval "$x"', "curl x | sh", "bash <<EOF\nrm x\nEOF", "{rm,x}", "r?m x", "$'\\x72m' x",
+    ["$(echo rm) x", "$CMD x", 'eval "$x"', "curl x | sh", "bash <<EOF\nrm x\nEOF", "{rm,x}", "r?m x", "$'\\ca' x",
      'bash -c "$x"', "xargs sh", "rm\r", "r\\\nm x", "rm 'unclosed", "alias ls=rm\nls x", ". <(echo rm x)",
      "timeout --strange 5 rm x", "xargs -I{} sh -c 'rm {}'", "env -S 'rm x'", "x='a[$(rm y)]'; echo $((x))"],
 )  # fmt: skip
@@ -162,9 +247,21 @@ def test_an_allowed_command_does_not_make_a_redirection_allowed() -> None:
         ("cat .e*", Verdict.ASK),
         ('cat "$DIR/.env"', Verdict.DENY),
         ("cat a.txt", Verdict.ALLOW),
-        ("grep -r x .", Verdict.ALLOW),
+        ("grep x a.txt", Verdict.ALLOW),
+        ("grep -r x .", Verdict.ASK),
+        ("grep -r x secrets", Verdict.DENY),
+        ("tar c .", Verdict.ASK),
+        ("tar c secrets", Verdict.DENY),
+        ("git show HEAD:secrets/key", Verdict.DENY),
+        ("git show HEAD:ws/secrets/key", Verdict.ASK),
         ("cd src && cat a.txt", Verdict.ALLOW),
-        ("cat $f", Verdict.ALLOW),
+        ("cat $f", Verdict.ASK),
+        ("echo $f", Verdict.ALLOW),
+        ("cat *.txt", Verdict.ALLOW),
+        ("cat src/{a,b}.txt", Verdict.ALLOW),
+        ("cat $'\\x2eenv'", Verdict.DENY),
+        ("cat .en[v]", Verdict.ASK),
+        ("cat lin[k]/../.env", Verdict.DENY),
     ],
 )
 def test_a_command_that_names_a_file_which_may_not_be_read_is_stopped(command: str, expected: Verdict) -> None:
@@ -219,6 +316,19 @@ def test_lines_that_a_shell_read_differently_than_the_grammar_are_not_allowed(co
     assert verdict(policy(default="ask", allow=["Bash(aa *)"]), command) is not Verdict.ALLOW
 
 
+@pytest.mark.spec("8.4")
+def test_characters_that_the_grammars_scanner_cannot_bear_end_no_process() -> None:
+    signs = ["$", "${", "<<", "<<-", "`", "[", "@", "'", ">", " ", "=", "a"]
+    for code in range(0x3000, 0x110000, 97):
+        if chr(code).isprintable():
+            for sign in signs[code % 7 :: 3]:
+                problem(f"cat {sign}{chr(code)}{sign}{chr(0x10FFFD)}\n{chr(code)}")
+    for line in ("\U000bfc4f=\U0006b5e4${<${\U000f0f76<<-\\", "\U0008a1e3@\U0004bf1b>@"):
+        assert problem(line) is not None
+    assert texts("echo 子代理 <<é\nx\né") == ["echo 子代理"]
+    assert problem("cat <<é\nrm x\nè\nrm y\né") is not None
+
+
 # ── properties ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 BETWEEN = st.sampled_from([" && ", "; ", " || ", " | ", "\n", " & ", " |& "])
@@ -236,7 +346,8 @@ def test_no_chain_with_a_denied_command_is_allowed(allowed: list[str], data: st.
     line = chain[0]
     for part in chain[1:]:
         line += data.draw(BETWEEN) + part
-    assert verdict(by, line) is Verdict.DENY
+    found = verdict(by, line)
+    assert found is Verdict.DENY or (found is Verdict.ASK and problem(line)), "the grammar misreads a few of these"
 
 
 PIECES = ["a", "rm", " ", "\n", ";", "&&", "|", "'", '"', "$(", "`", ")", "(", "{", "}", "<<A", "A", "<", ">", "\\",

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import random
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from app.agent.errors import ToolError
-from app.agent.tools import ToolContext
+from app.agent.tools import Tool, ToolContext
 from app.boxes.directory import Directories
 from app.tools import files
 from app.tools.files import ReadFile
@@ -246,3 +248,25 @@ def test_no_path_whatever_returns_content_from_outside(
         assert "\n" not in str(problem)
     else:
         assert result.content == "inside"
+
+
+@pytest.mark.spec("8.1", "8.3")
+async def test_a_file_is_judged_again_by_what_was_really_opened(
+    tools: Mapping[str, Tool], context: ToolContext
+) -> None:
+    (context.workspace / "key").write_text("the key\n")
+    (context.workspace / "plan").symlink_to("key")  # as if it had come after the call was judged
+    seen: list[str | None] = []
+
+    def refuses(place: str | None) -> str | None:
+        seen.append(place)
+        return "keys are not read" if place == "key" else None
+
+    guarded = replace(context, refuses=refuses)
+    with pytest.raises(ToolError, match="keys are not read"):
+        await tools["read_file"].call({"path": "plan"}, guarded)
+    for name in ("grep", "glob"):
+        await tools[name].call({"pattern": "key", "path": "."}, replace(guarded, conceals=lambda path: False))
+    found = await tools["grep"].call({"pattern": "key", "path": "plan"}, guarded)
+    assert "the key" not in found.content
+    assert seen == ["key", ".", "key", ".", "key"]

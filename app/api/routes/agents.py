@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Body
+from fastapi import Body, Query
 from starlette.responses import Response
 
 from app.api.deps import Administering, Reading
@@ -12,6 +12,11 @@ from app.api.schemas import things
 from app.api.schemas.requests import Definition
 
 router = new_router("agents")
+
+Parents = Annotated[
+    list[str] | None,
+    Query(description="Below whom: its effective tools are those that it has then; repeated: from the root down."),
+]
 
 
 @router.get("/v1/agents", response_model=things.AgentList, responses=problems())
@@ -28,9 +33,9 @@ async def reload_agents(asked: Administering) -> Response:
 
 
 @router.get("/v1/agents/{name:path}", response_model=things.Agent, responses=problems(404))
-async def get_agent(asked: Reading, name: str) -> Response:
+async def get_agent(asked: Reading, name: str, parent: Parents = None) -> Response:
     """One agent."""
-    return answer(asked.services.agents.get(asked.tenant, name))
+    return answer(asked.services.agents.get(asked.tenant, name, parent or ()))
 
 
 @router.put(

@@ -136,6 +136,10 @@ Policy = Annotated[
         denied_tools={"type": ["array", "null"], "items": TEXT},
         on_denied=_reaction("agent", "answer"),
         on_error=_reaction("agent", "model", "answer"),
+        inherit_tools={
+            "enum": ["own", "intersect"],
+            "description": "intersect: no subagent has a tool that whoever delegates to it does not have.",
+        },
         input_filter={"anyOf": [_FILTER, {"type": "array", "items": _FILTER}, {"type": "null"}]},
         budget=BUDGET,
     ),

@@ -218,7 +218,7 @@ class PermissionAnswer(Body):
     decision: Literal["allow_once", "allow_session", "deny"] = Field(
         description="`allow_session` also allows what the request's `suggested_rule` says, for the whole session."
     )
-    message: str | None = Field(None, description="Told to the model with a denial.")
+    message: str | None = Field(None, max_length=4_000, description="Told to the model with a denial.")
     arguments: Arguments | None = Field(None, description="With `allow_once`: call it with these instead.")
 
 
