@@ -22,6 +22,11 @@ RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /src/dist /s
 
 FROM python:3.13-slim
 
+# What holds the commands of agents, where they are switched on: docs/sandbox.md.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends bubblewrap \
+    && rm -rf /var/lib/apt/lists/*
+
 # A fixed number, so that the owner of a mounted directory can be set from outside.
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin subagentd \
     && install --directory --owner subagentd --group subagentd --mode 0700 /data

@@ -19,7 +19,8 @@ from pydantic_settings import (
 
 from app.agent.policy import ToolInherit
 from app.agent.texts import DEFAULT_LANGUAGE, LANGUAGES
-from app.settings_rules import Group, Hooks, Permissions
+from app.settings_mcp import Mcp
+from app.settings_rules import Debug, Group, Hooks, Masking, Permissions
 from app.settings_secrets import masked
 
 TOML_FILE = "subagentd.toml"
@@ -205,6 +206,31 @@ class Tools(Group):
     max_output_chars: int = Field(16_000, ge=1000)
     output_head_chars: int = Field(12_000, ge=100)
     output_tail_chars: int = Field(3_000, ge=0)
+    file_cache_mb: int = Field(64, ge=0, le=4096, description="Contents of files that need no second read.")
+    web_fetch: bool = Field(True, description="false: there is no such tool.")
+    fetch_timeout_ms: int = Field(30_000, ge=100, le=45_000, description="For a page with all its redirects.")
+    fetch_bytes: int = Field(5 << 20, ge=1024, le=64 << 20, description="Of a page, unpacked; the rest is left out.")
+    fetch_allow: list[str] = Field(
+        default_factory=list,
+        description="What web_fetch may reach besides the public internet: host, host:port, address:port, 10.1.0.0/16.",
+    )
+    run_command: bool = Field(False, description="Whether agents may have the tool run_command: docs/sandbox.md.")
+    sandbox: Literal["full", "landlock", "none"] = Field(
+        "full",
+        description="The lowest level of sandbox in which commands are run; 'none': commands may read, change and send "
+        "whatever the user of the server may.",
+    )
+    sandbox_uid: int = Field(65534, ge=1, description="As whom commands run where server and workspace are root's.")
+    command_timeout_ms: int = Field(120_000, ge=100, le=86_400_000)
+    command_memory_mb: int = Field(1024, ge=16)
+    command_processes: int = Field(128, ge=4)
+    command_file_mb: int = Field(1024, ge=1, description="The largest file that a command may write.")
+    command_disk_mb: int = Field(4096, ge=1, description="A command is ended when the disk has filled by this much.")
+    command_output_bytes: int = Field(4 << 20, ge=1000, description="What is kept of a command's output.")
+    command_environment: list[str] = Field(
+        default_factory=list, description="Names of variables of the server that commands get as well."
+    )
+    command_paths: list[Path] = Field(default_factory=list, description="Further places that commands may read.")
     interrupt_grace_ms: int = Field(
         5_000, ge=0, le=600_000, description="How long a cancelled run waits for a tool that is to finish, or is deaf."
     )
@@ -234,10 +260,19 @@ class Settings(BaseSettings):
     handoff: Handoff = Field(default_factory=Handoff)
     texts: Texts = Field(default_factory=Texts)
     tools: Tools = Field(default_factory=Tools)
+    mcp: Mcp = Field(default_factory=Mcp)
     hooks: Hooks = Field(default_factory=Hooks)
     permissions: Permissions = Field(default_factory=Permissions)
+    masking: Masking = Field(default_factory=Masking)
+    debug: Debug = Field(default_factory=Debug)
     audit: Audit = Field(default_factory=Audit)
     agents: list[Path] = Field(default_factory=list)
+    trusted_agents: bool | list[Path] = Field(
+        default_factory=list,
+        description="Directories whose agents may name code and allow what would be asked otherwise; true: all.",
+    )
+    skills: list[Path] = Field(default_factory=list, description="Directories of skills (SKILL.md), later ones win.")
+    watch: Literal["auto", "poll", "off"] = Field("auto", description="How changes of agents and skills are seen.")
     default_agent: str = "lead"
     default_subagent: str = Field("researcher", description="Whom the surface `subagent` leads to.")
 

@@ -1,4 +1,4 @@
-"""The groups of settings that say what agents may do, and who else has a say in it."""
+"""The groups of settings that say what agents may do, who else has a say in it, and what nobody may see."""
 
 from typing import Literal, Self
 
@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from app.agent.hooks import HookPoint, OnFailure
 from app.agent.permission_rules import Verdict
+from app.masking.shapes import NAMES, patterns_of
 
 
 class Group(BaseModel):
@@ -78,3 +79,44 @@ class Hooks(Group):
         if twice:
             raise ValueError(f"two hooks are named {', '.join(twice)}: events could not tell them apart, rename one")
         return value
+
+
+class Debug(Group):
+    """For whoever looks for what went wrong."""
+
+    record_model_io: bool = Field(
+        False,
+        description="Keep each request to a model and its reply as artifacts, masked: `model.recorded` names them.",
+    )
+
+
+class Masking(Group):
+    """What is masked besides the secrets that settings and environment hold: what has the form of one."""
+
+    without: list[str] = Field(
+        default_factory=list, description=f"Known forms that are left as they are, or 'all': {', '.join(NAMES)}."
+    )
+    patterns: list[str] = Field(
+        default_factory=list,
+        description="Own forms, as Python writes patterns, without look-around, references and anchors but \\b; "
+        "the first group is the secret.",
+    )
+
+    @field_validator("without")
+    @classmethod
+    def _known(cls, value: list[str]) -> list[str]:
+        unknown = sorted(set(value) - {*NAMES, "all"})
+        if unknown:
+            raise ValueError(f"there is no form named {', '.join(unknown)}; known are: all, {', '.join(NAMES)}")
+        return value
+
+    @field_validator("patterns")
+    @classmethod
+    def _readable(cls, value: list[str]) -> list[str]:
+        patterns_of((), value)
+        return value
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The names of the known forms that are masked."""
+        return () if "all" in self.without else tuple(name for name in NAMES if name not in self.without)

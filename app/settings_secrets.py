@@ -54,6 +54,8 @@ def masked(place: tuple[str, ...], value: Any) -> Any:
         return value
     if len(place) > 1 and place[-2] == "headers" and is_secret_name(place[-1]):
         return MASK
+    if place[:2] == ("mcp", "servers") and place[-2] in ("env", "headers"):
+        return MASK if value != "" else value
     if "://" not in value:
         return value
     value = _PASSWORD.sub(lambda match: f"{match[1] or match[3]}{MASK}", value)

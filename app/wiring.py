@@ -23,43 +23,58 @@ from app.agent.runs import MemoryState
 from app.agent.shared_memories import Load
 from app.agent.supervisor import RunSupervisor
 from app.agent.texts import LANGUAGES, Texts
-from app.agent.tools import OutputLimit, Tool, ToolRegistry
+from app.agent.tools import OutputLimit, Tool, ToolRegistry, ToolShelf
 from app.bus.memory import MemoryBus
 from app.definitions.catalog import Catalog
 from app.definitions.reader import DefinitionReader
+from app.definitions.skills import Skills
+from app.definitions.watching import Watcher
 from app.llm.catalog import Models
 from app.llm.profile import Profile
 from app.masking import ValueMasker, secret_values
+from app.masking.in_force import mask_with
+from app.masking.shapes import patterns_of
+from app.net.addresses import read_openings
+from app.net.fetching import Bounds
 from app.sessions.access import Access, check_bind
+from app.sessions.artifacts import Artifacts
 from app.sessions.delegations import Delegations
 from app.sessions.explaining import Explaining
 from app.sessions.feed import EventFeed
 from app.sessions.journal import TAKE_S, Journal, replacement
+from app.sessions.notes import MAX_NOTE_CHARS, MAX_TITLE_CHARS, Notes
 from app.sessions.opening import Opening
 from app.sessions.recovery import Recovery
 from app.sessions.service import Defaults, Sessions
-from app.sessions.services import Services
+from app.sessions.services import CommandBox, Services
+from app.sessions.skills import SkillListing
 from app.sessions.tenant_agents import TenantAgents
-from app.settings import ModelProfile, Settings
+from app.settings import ModelProfile, Settings, Tools
 from app.settings_secrets import header_secrets, url_secrets
 from app.store.agents import SqlAgentStore
+from app.store.artifacts import SqlArtifactStore
 from app.store.database import Database
 from app.store.events import SqlEventLog
 from app.store.keys import SqlKeyStore
 from app.store.memories import SqlMemoryStore
 from app.store.messages import SqlAuditStore
 from app.store.migrate import MigrationError, upgrade
+from app.store.notes import SqlNoteStore
 from app.store.runs import SqlRunStore
-from app.telemetry.logs import mask_with
 from app.telemetry.metrics import Metrics
-from app.tools.builtin import builtin_tools
+from app.tools.builtin import RECORD_TOOLS, Web, builtin_tools, command_tool, record_tools
 from app.tools.function import load_entry_points, load_object, load_tool
+from app.tools.mcp_servers import McpServers
 from app.tools.schema import JsonSchemaChecker
+from app.tools.shell import RunCommand
+from app.wiring_definitions import catalog_of, command_paths, skill_tools, skills_of, watcher_of
 from app.wiring_hooks import directory_of, hook_secrets, hooks_of
+from app.wiring_mcp import mcp_groups, mcp_secrets, mcp_servers
 from app.wiring_permissions import Asking, asking
 
 log = logging.getLogger(__name__)
 
+_COMMANDS = {name for name in Tools.model_fields if name.startswith(("command_", "sandbox"))} | {"workspace"}
 CLOSE_S = 10.0  # for what is still to be stored when the service ends
 
 
@@ -74,6 +89,8 @@ class Wired:
     services: Services
     database: Database
     models: Models
+    watcher: Watcher
+    mcp: McpServers
     recovery: Recovery
 
     async def drain(self, grace_s: float) -> None:
@@ -81,6 +98,7 @@ class Wired:
         services = self.services
         services.sessions.stopping = True
         services.feed.close()
+        await self.watcher.close()
         await services.access.close()
         await services.sessions.close(grace_s)
         await services.delegations.close()
@@ -89,11 +107,13 @@ class Wired:
         """Store what is left and give everything back; the last call."""
         try:
             async with asyncio.timeout(CLOSE_S):
+                await self.watcher.close()
                 await self.recovery.close()
                 await self.services.sessions.close(0)
                 await self.services.journal.close()
         except TimeoutError:
             log.error("the store did not take what was left within %s s; it is lost", CLOSE_S)
+        await self.mcp.close()
         await self.models.close()
         await self.database.close()
 
@@ -107,7 +127,8 @@ async def build(settings: Settings) -> Wired:
 
 
 async def _build(settings: Settings) -> Wired:
-    masker = ValueMasker(_secrets(settings))
+    patterns = patterns_of(settings.masking.known, settings.masking.patterns)
+    masker = ValueMasker(_secrets(settings), patterns)
     mask_with(masker)
     database = Database(
         settings.store.url, synchronous=settings.store.synchronous, busy_timeout_ms=settings.store.busy_timeout_ms
@@ -133,7 +154,8 @@ class _Ground:
     bus: MemoryBus
     metrics: Metrics
     journal: Journal
-    tools: ToolRegistry
+    tools: ToolShelf
+    artifacts: Artifacts
     catalog: Catalog
     definitions: DefinitionReader
     opening: Opening
@@ -147,9 +169,10 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
     event_log = SqlEventLog(database.reader)
     bus, metrics = MemoryBus(settings.stream.buffer_bytes), Metrics()
     audit_key = settings.audit.key.get_secret_value().encode() if settings.audit.key else None
-    tools = ToolRegistry(_tools(settings))
-    known = frozenset(tools)
-    catalog = Catalog(settings.agents, known_tools=known)
+    skills = skills_of(settings)
+    given = _tools(settings, skills)
+    known = RECORD_TOOLS.union((tool.spec.name for tool in given), mcp_groups(settings))
+    catalog = catalog_of(settings, known, skills)
     definitions, models = DefinitionReader(known, catalog.tool_names), _models(settings)
     if settings.models.default:
         models.resolve(settings.models.default)  # a name that means nothing is said now, not by the first run
@@ -162,6 +185,7 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
         max_bytes=settings.store.max_waiting_bytes,
         listeners=(metrics.observe,),
     )
+    artifacts = Artifacts(SqlArtifactStore(database.reader), journal)
     return _Ground(
         settings=settings,
         masker=masker,
@@ -171,7 +195,8 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
         bus=bus,
         metrics=metrics,
         journal=journal,
-        tools=tools,
+        tools=ToolShelf([*given, *_record_tools(settings, database, journal, artifacts)]),
+        artifacts=artifacts,
         catalog=catalog,
         definitions=definitions,
         opening=Opening(definitions, settings.tools.workspace, texts=_texts(settings)),
@@ -208,6 +233,8 @@ def _supervisor(ground: _Ground) -> RunSupervisor:
         duplicates=DuplicateLimits(repeats=loop.duplicate_repeats, blocks=loop.duplicate_blocks),
         compaction=Compaction(**settings.compaction.model_dump()),
         hooks=ground.hooks,
+        skills=ground.catalog.skills,
+        record_model_io=settings.debug.record_model_io,
         default_subagent=settings.default_subagent,
         subagent_steps=settings.limits.subagent_steps,
         max_steps=settings.limits.max_steps,
@@ -280,8 +307,9 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
     await agents.load()
     await access.load()
     check_bind(settings.http.host, has_keys=access.has_keys)
-    for problem in ground.catalog.report("default").problems:
-        log.warning("agent file %s", problem)
+    commands = await _commands(ground.tools)
+    mcp = mcp_servers(settings, ground.tools, ground.journal, database.reader)
+    watcher = watcher_of(settings, ground.catalog, agents.reread)
     services = Services(
         sessions=sessions,
         delegations=_delegations(ground, supervisor, sessions),
@@ -289,17 +317,25 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
         inbox=ground.asking.inbox,
         explaining=_explaining(ground, sessions),
         audit=SqlAuditStore(database.reader),
+        artifacts=ground.artifacts,
         access=access,
         agents=agents,
+        skills=SkillListing(ground.catalog.skills),
         models=ground.models,
         tools=ground.tools,
         journal=ground.journal,
         supervisor=supervisor,
         metrics=ground.metrics,
         check_store=database.check,
+        commands=commands,
+        mcp=mcp,
         data_path=database.location.path,
     )
-    return Wired(services=services, database=database, models=ground.models, recovery=recovery)
+    watcher.start()
+    mcp.start()
+    return Wired(
+        services=services, database=database, models=ground.models, recovery=recovery, watcher=watcher, mcp=mcp
+    )
 
 
 def _delegations(ground: _Ground, supervisor: RunSupervisor, sessions: Sessions) -> Delegations:
@@ -352,26 +388,66 @@ def _secrets(settings: Settings) -> list[str]:
     for profile in models.profiles.values():
         found += [os.environ.get(profile.api_key_env or "", ""), *url_secrets(profile.base_url or "")]
         found += header_secrets(profile.headers)
-    return [*found, *hook_secrets(settings), *secret_values(os.environ)]
+    return [*found, *hook_secrets(settings), *mcp_secrets(settings), *secret_values(os.environ)]
 
 
 def tool_names(settings: Settings) -> frozenset[str]:
     """The ordinary tools of a service with these settings. Raises ValueError for own tools that cannot be used."""
-    return frozenset(ToolRegistry(_tools(settings)))
+    own = (tool.spec.name for tool in _tools(settings, skills_of(settings)))
+    return RECORD_TOOLS.union(own, mcp_groups(settings))
 
 
-def _tools(settings: Settings) -> list[Tool]:
+def _tools(settings: Settings, skills: Skills) -> list[Tool]:
     """Built-in tools and those of operators. Two of one name are refused: a silent winner would change what every
     whitelist means."""
-    tools: dict[str, Tool] = {tool.spec.name: tool for tool in builtin_tools()}
+    tools: dict[str, Tool] = {tool.spec.name: tool for tool in _builtin(settings)}
+    tools.update((tool.spec.name, tool) for tool in skill_tools(settings, skills))
+    if settings.tools.run_command:
+        tools["run_command"] = command_tool(**settings.tools.model_dump(include=_COMMANDS) | command_paths(settings))
     own = [*load_entry_points(), *(tool for path in settings.tools.functions for tool in load_tool(path))]
     for tool in own:
-        if tool.spec.name in tools:
+        if tool.spec.name in tools or tool.spec.name in RECORD_TOOLS:
             raise ValueError(
                 f"two tools are named {tool.spec.name!r}: rename the one from tools.functions or its package"
             )
         tools[tool.spec.name] = tool
     return list(tools.values())
+
+
+def _builtin(settings: Settings) -> tuple[Tool, ...]:
+    return builtin_tools(_web(settings), file_cache_bytes=settings.tools.file_cache_mb << 20)
+
+
+def _record_tools(settings: Settings, database: Database, journal: Journal, artifacts: Artifacts) -> tuple[Tool, ...]:
+    return record_tools(
+        artifacts,
+        Notes(SqlNoteStore(database.reader), journal),
+        max_output_chars=settings.tools.max_output_chars,
+        max_note_chars=MAX_NOTE_CHARS,
+        max_title_chars=MAX_TITLE_CHARS,
+    )
+
+
+async def _commands(tools: ToolRegistry) -> CommandBox | None:
+    """The box of `run_command`, tried out; None without this tool. Whether it holds is said before it is needed."""
+    tool = tools.get("run_command")
+    if not isinstance(tool, RunCommand):
+        return None
+    refusal = await tool.sandbox.refusal()
+    if refusal is not None:
+        log.error("%s; docs/sandbox.md says what to do", refusal)
+    elif (standing := await tool.sandbox.standing()).missing:
+        log.warning("commands run at level %s, %s: %s", standing.level, standing.level.risk, standing.why())
+    return tool.sandbox
+
+
+def _web(settings: Settings) -> Web | None:
+    """What `web_fetch` may do; None when it is switched off. Raises ValueError for hosts that cannot be read."""
+    given = settings.tools
+    if not given.web_fetch:
+        return None
+    bounds = Bounds(body_bytes=given.fetch_bytes, total_s=given.fetch_timeout_ms / 1000)
+    return Web(openings=read_openings(given.fetch_allow), bounds=bounds)
 
 
 def _texts(settings: Settings) -> Texts:

@@ -8,6 +8,7 @@ from app.agent.errors import InvalidRequest
 from app.agent.hooks import HookRegistry
 from app.definitions.toolnames import is_delegation, mapped
 from app.hooks.config import HookEntry, build_hooks
+from app.masking import ValueMasker
 from app.net.outgoing import Outgoing
 from app.net.signing import PREFIX
 from app.sessions.opening import Opening
@@ -21,12 +22,13 @@ _FOREIGN = (
 )
 
 
-def hooks_of(settings: Settings) -> HookRegistry:
+def hooks_of(settings: Settings, masker: ValueMasker | None = None) -> HookRegistry:
     """All hooks of the operator, for parents and children alike. Raises ValueError that names what to change."""
     entries = [
         HookEntry(**{**entry.model_dump(), "points": frozenset(entry.points)}) for entry in settings.hooks.entries
     ]
-    return HookRegistry(build_hooks(entries, Outgoing(settings.hooks.hosts), os.environ), foreign_names)
+    mask = bytes if masker is None else masker.json
+    return HookRegistry(build_hooks(entries, Outgoing(settings.hooks.hosts), os.environ, mask), foreign_names)
 
 
 def foreign_names(tool: str) -> Sequence[str]:

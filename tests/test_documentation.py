@@ -168,7 +168,7 @@ async def test_the_runner_of_the_page_answers_in_place_of_a_model(tmp_path: Path
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "classifier.md").write_text(file.text)
     (tmp_path / "my_runners.py").write_text(python.text)
-    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}", "SUBAGENTD_TRUSTED_AGENTS": str([str(tmp_path)]).replace("'", '"')}
     async with serving(tmp_path, "--agents", str(tmp_path / "agents"), env=env) as service, service.client() as client:
         said = [await classified(client, letter) for letter in ("An invoice is wrong.", "It does not start.")]
         assert said == ["billing", "support"]

@@ -5,15 +5,20 @@ Knows neither why the call is made nor what follows from the reply.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable
+import json
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from app.agent import events
+from app.agent.artifacts import JSON, new_artifact
 from app.agent.budget import Amount
-from app.agent.chat import ChatRequest, Delta, DeltaKind, Prices, Reply
+from app.agent.chat import ChatModel, ChatRequest, Delta, DeltaKind, Emit, Prices, Reply
 from app.agent.errors import ModelError
-from app.agent.events import EventKind, TextDelta
-from app.agent.messages import NO_USAGE, Message, Role, Usage
+from app.agent.events import EventKind, Masker, Recorder, TextDelta
+from app.agent.filters import masked
+from app.agent.messages import NO_USAGE, Message, Role, ToolCall, Usage
+from app.agent.runs import Run
 from app.agent.work import Work, keep_partial
 
 FORCED_TEMPERATURE = 0.2  # spec 5.5; also of a summary
@@ -181,3 +186,88 @@ async def summarised(work: Work, said: str, wish: str = "", tokens: int = SUMMAR
             continue
         _count(work, request, reply, aside=True)
         return reply.text
+
+
+# ── to look into it ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RecordedModel:
+    """A model whose requests and replies are kept as artifacts, masked, for whoever looks for what went wrong. Kept is
+    what the loop asks and gets; what only the provider reads is left out."""
+
+    def __init__(self, model: ChatModel, run: Run, recorder: Recorder, masker: Masker) -> None:
+        self.name = model.name
+        self.prices = model.prices
+        self.context_window = model.context_window
+        self._model = model
+        self._run = run
+        self._recorder = recorder
+        self._masker = masker
+
+    async def stream(self, request: ChatRequest, emit: Emit) -> Reply:
+        """Ask the model, and keep what was said, also of a call that fails."""
+        reply: Reply | None = None
+        try:
+            reply = await self._model.stream(request, emit)
+        finally:
+            self._keep(request, reply)
+        return reply
+
+    def _keep(self, request: ChatRequest, reply: Reply | None) -> None:
+        kept = [_request_of(request)] if reply is None else [_request_of(request), _reply_of(reply)]
+        texts = (json.dumps(masked(value, self._masker), ensure_ascii=False, default=str) for value in kept)
+        written = [new_artifact(self._run, None, text, JSON) for text in texts]
+        ids = [artifact_id for artifact_id, _ in written]
+        payload = events.ModelRecorded(model=self.name, request=ids[0], reply=ids[1] if reply is not None else None)
+        self._recorder.record(self._run, events.MODEL_RECORDED, payload, also=tuple(row for _, row in written))
+
+
+def _request_of(request: ChatRequest) -> dict[str, Any]:
+    tools = [
+        {"name": tool.name, "description": tool.description, "parameters": _plain(tool.parameters)}
+        for tool in request.tools
+    ]
+    asked = {
+        "messages": [_said(message) for message in request.messages],
+        "tools": tools,
+        "tool_choice": request.tool_choice,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "temperature": request.temperature,
+        "max_tokens": request.max_tokens,
+        "effort": request.effort,
+        "thinking": request.thinking,
+    }
+    return {key: value for key, value in asked.items() if value is not None}
+
+
+def _reply_of(reply: Reply) -> dict[str, Any]:
+    return {
+        "text": reply.text,
+        "reasoning": reply.reasoning,
+        "tool_calls": [_call(call) for call in reply.tool_calls],
+        "finish": reply.finish.value,
+        "model": reply.model,
+        "usage": reply.usage.as_dict() if reply.usage is not None else None,
+    }
+
+
+def _said(message: Message) -> dict[str, Any]:
+    fields = {
+        "role": message.role.value,
+        "content": message.content,
+        "reasoning": message.reasoning,
+        "tool_calls": [_call(call) for call in message.tool_calls],
+        "tool_call_id": message.tool_call_id,
+    }
+    return {key: value for key, value in fields.items() if value}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"call_id": call.call_id, "name": call.name, "arguments": call.raw}
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, out of whatever kinds of maps and lists it is made of."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

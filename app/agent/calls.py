@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.agent import events
+from app.agent.artifacts import READER, new_artifact
 from app.agent.budget import ONE_TOOL_CALL, Refusal, take
 from app.agent.clearance import Cleared, Sight
 from app.agent.duplicates import DuplicateLimits, Duplicates
@@ -25,7 +26,7 @@ from app.agent.errors import (
     ToolError,
     UnknownTool,
 )
-from app.agent.events import Masker, Recorder
+from app.agent.events import Masker, Recorder, Write
 from app.agent.ids import new_id
 from app.agent.interruption import GRACE_MS, Interruption, OutOfTime, bounded
 from app.agent.messages import Message, Role, ToolCall
@@ -253,7 +254,9 @@ class ToolCalls:
         tool = turn.registry.get(call.name)
         if tool is None:
             names = ", ".join(turn.offered) or "none"
-            raise UnknownTool(f"There is no tool {call.name!r} here. Available tools: {names}.")
+            why = turn.registry.why_absent(call.name)
+            known = f" It is missing: {why}." if why else ""
+            raise UnknownTool(f"There is no tool {call.name!r} here.{known} Available tools: {names}.")
         return tool
 
     async def _invoke(self, tool: Tool, cleared: Cleared, turn: Turn, call: ToolCall) -> ToolResult:
@@ -361,7 +364,7 @@ class ToolCalls:
         began = self._open.pop(call.call_id, None)
         self._started.pop(call.call_id, None)
         duration_ms = 0 if began is None else int((asyncio.get_running_loop().time() - began) * 1000)
-        content, length = self._limit.cut(self._masker.text(result.content))
+        content, length, artifact_id, also = self._kept(turn, call, self._masker.text(result.content))
         self.duplicates.result(call.call_id, content)
         counts = self._activity.setdefault(call.name, [0, 0])
         counts[0] += 1
@@ -384,11 +387,22 @@ class ToolCalls:
                 duration_ms=duration_ms,
                 length=length,
                 arguments=call.raw if began is None else None,
+                artifact_id=artifact_id,
             ),
             step=turn.step,
+            also=also,
         )
         seq = turn.memory_seq + sub
         return Message(role=Role.TOOL, content=content, tool_call_id=call.call_id, is_error=result.is_error, seq=seq)
+
+    def _kept(self, turn: Turn, call: ToolCall, text: str) -> tuple[str, int | None, str | None, tuple[Write, ...]]:
+        """What the model sees of an output, its full length when that is less, and then the artifact with its row."""
+        if len(text) <= self._limit.max_chars:
+            return text, None, None, ()
+        artifact_id, row = new_artifact(turn.run, call.call_id, text)
+        how = f"; {READER} reads it" if READER in turn.offered else ""
+        content, length = self._limit.cut(text, f"; the whole is artifact {artifact_id}{how}")
+        return content, length, artifact_id, (row,)
 
 
 async def _contained(tool: Tool, arguments: Any, context: ToolContext) -> ToolResult | BaseException:

@@ -104,15 +104,18 @@ class ToolCeiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a definition came from: `inline`, `tenant`, `directory` or `library`, with the file if there is one."""
+    """Where a definition came from: `inline`, `tenant`, `directory` or `library`, with the file if there is one.
+    `vouched` False: in a directory that its operator does not trust. `version`: which one, of a tenant's."""
 
     kind: str
     path: str = ""
+    vouched: bool = True
+    version: int | None = None
 
     @property
     def trusted(self) -> bool:
-        """Whether operators brought it, and not a client over the API."""
-        return self.kind in ("directory", "library")
+        """Whether operators vouch for what it allows: neither a client's over the API nor just any directory's."""
+        return self.vouched and self.kind in ("directory", "library")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +128,7 @@ class AgentDefinition:
     None: those of the parent run. `abort_siblings`: a call that fails ends those beside it (spec 5.2). `budget` bounds
     the tree under each of its runs. `runner`: import path of an async function that stands in for the loop (spec 10.5).
     `limits`: what of tools is granted (allow) or taken away (deny) by patterns only.
+    `skills`: those whose text stands in the prompt from the start.
     """
 
     name: str
@@ -148,12 +152,14 @@ class AgentDefinition:
     session_mode: SessionMode = SessionMode.NEW
     session_scope: SessionScope = SessionScope.SESSION
     inherit_context: Inherit = field(default_factory=Inherit)
+    skills: tuple[str, ...] = ()
     runner: str | None = None
     permissions: PermissionRules | None = None
     limits: tuple[PermissionRule, ...] = ()
     budget: BudgetLimits | None = None
     surfaces: tuple[Surface, ...] | None = None
     agents: tuple[str, ...] | None = None
+    mcp_servers: tuple[str, ...] = ()
     policy: PolicyFields = NO_POLICY
     metadata: Mapping[str, Any] = field(default_factory=dict)
     source: Source = Source(kind="inline")

@@ -25,7 +25,7 @@ from app.agent.research_tool import SUBAGENT, ResearchTool
 from app.agent.runs import Session
 from app.agent.surfaces import SurfaceParts, SurfaceTool
 from app.agent.task_tools import EXECUTE_TASK, task_tools
-from app.agent.tools import Tool, ToolRegistry, default_tools
+from app.agent.tools import GROUPED, Tool, ToolRegistry, default_tools
 
 AGENT = "Agent"  # in a whitelist: the surfaces that apply
 DEFAULT_SURFACES = (Surface(kind=SurfaceKind.TASK),)
@@ -152,11 +152,13 @@ def whitelist_of(
         names = inherited
     if names is None:
         names = default_tools(ordinary)
+    names = ordinary.expand((*names, *(f"{GROUPED}{server}" for server in definition.mcp_servers)))
     if asked is not None:  # a caller may only narrow
-        names = tuple(name for name in names if name in asked)
+        wanted = ordinary.expand(asked)
+        names = tuple(name for name in names if name in wanted)
     if ceiling is not None:
-        names = _within(names, ceiling.tools, ordinary)
-    gone = set(definition.disallowed_tools)
+        names = _within(names, ordinary.expand(ceiling.tools), ordinary)
+    gone = set(ordinary.expand(definition.disallowed_tools))
     return tuple(name for name in names if name not in gone)
 
 
@@ -292,4 +294,4 @@ def registry_with(ordinary: ToolRegistry, delegation: Delegation) -> ToolRegistr
     that name (spec 3.7); `ordinary` are the tools that the run's own whitelist grants."""
     names = [tool.spec.name for tool in delegation.tools]
     hidden = {name: ordinary[name] for name in names if name in ordinary}
-    return ToolRegistry((*delegation.tools, *ordinary.without(names).values()), hidden)
+    return ToolRegistry((*delegation.tools, *ordinary.without(names).values()), hidden, ordinary.absent)

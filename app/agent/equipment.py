@@ -29,9 +29,10 @@ from app.agent.permission_rules import PermissionRule
 from app.agent.permissions import Means, PermissionPolicy, under_whitelists
 from app.agent.policy import ToolInherit
 from app.agent.runs import Launcher, RunRequest, Session
+from app.agent.skills import LOADER, system_prompt
 from app.agent.subagent_hooks import SubagentHooks
 from app.agent.surfaces import SurfaceParts, agent_of
-from app.agent.tools import ToolRegistry, ToolSpec
+from app.agent.tools import GROUPED, ToolRegistry, ToolSpec
 from app.agent.work import Work
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,23 @@ class Equipment:
         shown = tuple(s for s in registry.specs if not s.delegation or s.name in delegation.offered)
         return registry, _shown(shown, policy)
 
+    def prompt(self, request: RunRequest, offered: Sequence[ToolSpec]) -> str:
+        """The system prompt of a run that is offered these tools."""
+        definition, listed = request.definition, any(spec.name == LOADER for spec in offered)
+        texts = request.session.texts
+        return system_prompt(definition.prompt, self._parts.skills, definition.skills, texts, listed=listed)
+
+    async def ready(self, request: RunRequest) -> None:
+        """Wait, for a bounded time, for tools of a run that are on their way: those of servers that are starting."""
+        names = self._whitelist(request)
+        if not any(name.startswith(GROUPED) for name in names):
+            return
+        await self._parts.tools.ready(names)
+        absent = self._parts.tools.select(self._whitelist(request)).absent  # groups of servers that have come are wider
+        if absent:
+            who, session = request.definition.name, request.session.id
+            log.warning("agent %s in session %s goes without %s", who, session, "; ".join(sorted(absent.values())))
+
     def subagent_hooks(self, live: LiveRun) -> SubagentHooks | None:
         """What a subagent asks its hooks; None at depth 0, and where there are none."""
         hooks = self._parts.hooks
@@ -87,7 +105,7 @@ class Equipment:
         """What the calls of a run go through; None where nobody has a say."""
         parts, hooks, policy = self._parts, self._parts.hooks, self._policy(live.request)
         asked = hooks.has(HookPoint.PRE_TOOL_USE) or hooks.has(HookPoint.POST_TOOL_USE)
-        if not asked and policy is None:
+        if not asked and policy is None and not any(spec.ask for spec in work.registry.specs):
             return None
         assert parts.approvals is not None and parts.parser is not None and parts.resolve_path is not None
         parser, resolve, run, calls = parts.parser, parts.resolve_path(work.workspace), live.run, work.calls

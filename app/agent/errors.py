@@ -167,6 +167,12 @@ class Conflict(RequestError):
     code = "conflict"
 
 
+class Outdated(RequestError):
+    """The thing was changed since the caller looked at it."""
+
+    code = "outdated"
+
+
 class Denied(RequestError):
     """A policy or a missing scope forbids it."""
 

@@ -58,7 +58,8 @@ class SessionClosed(TypedDict):
 
 
 class RunQueued(TypedDict):
-    """`run.queued`: a run exists and waits for its memory. `fallback`: as what it stands in for its handoff's agent."""
+    """`run.queued`: a run exists and waits for its memory. `fallback`: as what it stands in for its handoff's agent.
+    `agent_version`: of an agent that a tenant has put."""
 
     memory_id: str
     turn: int
@@ -71,6 +72,7 @@ class RunQueued(TypedDict):
     model: str | None
     deadline_ms: int | None
     timeout_ms: int | None
+    agent_version: NotRequired[int]
     fallback: NotRequired["FallbackInfo"]
 
 
@@ -205,8 +207,8 @@ class ToolResulted(TypedDict):
 
     `status`: `ok`, `error`, `unknown_tool`, `invalid_arguments`, `denied` (by a hook, a rule, a person, the budget),
     `expired` (nobody answered a question in time), `duplicate`, `cancelled`, `timed_out`, `not_run`,
-    `unknown` (the service stopped before an outcome was recorded). `length` is given when `content` was cut,
-    `arguments` when there was no `tool.call`."""
+    `unknown` (the service stopped before an outcome was recorded). `length` is given when `content` was cut, and
+    `artifact_id` names the whole then; `arguments` when there was no `tool.call`."""
 
     call_id: str
     provider_call_id: str
@@ -222,6 +224,7 @@ class ToolResulted(TypedDict):
     duration_ms: int
     length: int | None
     arguments: str | None
+    artifact_id: NotRequired[str | None]
 
 
 class HandoffStarted(TypedDict):
@@ -382,6 +385,15 @@ class AnswerForced(TypedDict):
     reason: str
 
 
+class ModelRecorded(TypedDict):
+    """`model.recorded`: a model call is kept as it was, in artifacts (`debug.record_model_io`). `reply`: absent when it
+    broke off."""
+
+    model: str
+    request: str
+    reply: str | None
+
+
 class ErrorLogged(TypedDict):
     """`error`: stands under the id of an event that could not be stored, so that ids stay gapless."""
 
@@ -478,6 +490,7 @@ PERMISSION_RESOLVED = EventKind[PermissionResolved]("permission.resolved", Permi
 DUPLICATE_BLOCKED = EventKind[DuplicateBlocked]("duplicate.blocked", DuplicateBlocked)
 COMPACTION = EventKind[ContextCompacted]("compaction", ContextCompacted)
 ANSWER_FORCED = EventKind[AnswerForced]("answer.forced", AnswerForced)
+MODEL_RECORDED = EventKind[ModelRecorded]("model.recorded", ModelRecorded)
 ERROR = EventKind[ErrorLogged]("error", ErrorLogged)
 TEXT_DELTA = EventKind[TextDelta]("text.delta", TextDelta, durable=False)
 REASONING_DELTA = EventKind[TextDelta]("reasoning.delta", TextDelta, durable=False)

@@ -62,7 +62,7 @@ class InputFilters:
             given,
             task=self._masker.text(given.task),
             context=self._masker.text(given.context),
-            fields=None if given.fields is None else _masked(given.fields, self._masker),
+            fields=None if given.fields is None else masked(given.fields, self._masker),
             inherited=self._masker.text(given.inherited),
         )
 
@@ -98,9 +98,10 @@ def inject(given: HandoffInput, fields: Mapping[str, Any]) -> HandoffInput:
     return replace(given, context=f"{given.context}\n\n{lines}" if given.context else lines)
 
 
-def _masked(value: Any, masker: Masker) -> Any:
+def masked(value: Any, masker: Masker) -> Any:
+    """A value as JSON has it, with the secrets taken out of its texts and keys."""
     if isinstance(value, str):
         return masker.text(value)
     if isinstance(value, Mapping):
-        return {key: _masked(item, masker) for key, item in value.items()}
-    return [_masked(item, masker) for item in value] if isinstance(value, list) else value
+        return {masked(key, masker): masked(item, masker) for key, item in value.items()}
+    return [masked(item, masker) for item in value] if isinstance(value, list) else value

@@ -28,6 +28,7 @@ from app.agent.permission_subjects import CommandParser, PathResolver
 from app.agent.policy import ToolInherit
 from app.agent.runs import MemoryState, Run, RunOutcome, RunRequest, Session
 from app.agent.shared_memories import Load, MemorySeat
+from app.agent.skills import NO_SKILLS, SkillCatalog
 from app.agent.subagent_hooks import SubagentHooks
 from app.agent.tools import OutputLimit, SchemaChecker, ToolRegistry
 from app.agent.work import Work
@@ -59,9 +60,11 @@ class RunnerParts:
     parser: CommandParser | None = None
     resolve_path: Callable[[Path], PathResolver] | None = None
     compaction: Compaction = field(default_factory=Compaction)
+    skills: SkillCatalog = NO_SKILLS
     default_subagent: str = ""
     subagent_steps: int = SUBAGENT_STEPS
     max_steps: int = MAX_STEPS
+    record_model_io: bool = False
     interrupt_grace_ms: int = GRACE_MS
     inherit_tools: ToolInherit = ToolInherit.OWN
 

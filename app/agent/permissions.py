@@ -143,7 +143,9 @@ class PermissionPolicy:
 
     def explain(self, spec: ToolSpec, arguments: Any, means: Means) -> Explanation:
         """The decision with everything that led to it (spec 8.5)."""
-        return _OPEN if self.is_open(spec) else self._judged(subjects_of(spec, arguments, means), means.answers)
+        if self.is_open(spec) and not spec.ask:
+            return _OPEN
+        return self._judged(subjects_of(spec, arguments, means), means.answers, spec)
 
     def starting(self, tool: str, agent: str, answers: Sequence[PermissionRule] = ()) -> Decision:
         """Whether an agent may stand in for another; `tool` is the name of the tool that would start it."""
@@ -167,7 +169,9 @@ class PermissionPolicy:
         subject = Subject(tool=spec.name, shown=place, kind=PatternKind.PATH, exact=(place,), loose=(place,))
         return self._judged([subject], answers).decision
 
-    def _judged(self, subjects: Sequence[Subject], answers: Sequence[PermissionRule]) -> Explanation:
+    def _judged(
+        self, subjects: Sequence[Subject], answers: Sequence[PermissionRule], spec: ToolSpec | None = None
+    ) -> Explanation:
         findings: list[Decision] = []
         for depth, layer in enumerate(self._layers):
             for subject in subjects:
@@ -175,6 +179,9 @@ class PermissionPolicy:
                 if depth and found.kind is not DecisionKind.ANSWER and layer.owner != self._layers[0].owner:
                     found = replace(found, kind=DecisionKind.CEILING)
                 findings.append(found)
+        if spec is not None and spec.ask and not any(_speaks(found) for found in findings):
+            asked = _suspicious(spec, self._layers[0].owner)
+            findings[:0] = [_answered(asked, each, answers) for each in subjects]
         if not findings:
             return _OPEN
         decision = max(findings, key=lambda found: _STRICTNESS[found.verdict])
@@ -228,6 +235,19 @@ def under_whitelist(
     whole = [PermissionRule(effect=Verdict.ALLOW, tool=name) for name in names if name not in by_pattern]
     rules = PermissionRules(scope=Scope.DEFINITION, rules=(*limits, *whole), default=Verdict.DENY)
     return (policy or PermissionPolicy(owner)).limited(rules)
+
+
+def _speaks(found: Decision) -> bool:
+    """Whether an operator's rule allows a call of a tool that is asked about otherwise. Agents and sessions have no say
+    in it: they would allow what nobody has looked at."""
+    return found.verdict is Verdict.ALLOW and found.scope in (Scope.SERVER, Scope.TENANT) and bool(found.rule)
+
+
+def _suspicious(spec: ToolSpec, owner: str) -> Decision:
+    rule = PermissionRule(effect=Verdict.ALLOW, tool=spec.name)
+    return Decision(
+        verdict=Verdict.ASK, kind=DecisionKind.DEFAULT, reason=spec.ask, owner=owner, suggested_rule=rule
+    )  # fmt: skip
 
 
 def under_whitelists(

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 
 from app.agent import events, faults
+from app.agent.asking import RecordedModel
 from app.agent.budget import Meter, check_prices
 from app.agent.calls import ToolCalls
 from app.agent.chat import ChatModel
@@ -159,8 +160,12 @@ class SubAgentRunner:
         run, request, recorder = live.run, live.request, self._parts.recorder
         live.control.check()
         model = self._model(request.definition, request.model)
+        if self._parts.record_model_io and request.definition.runner is None:
+            model = RecordedModel(model, run, recorder, self._parts.masker)
         if live.budget is not None:
             check_prices(live.budget.currencies(), model.name, model.prices)
+        await self._equipment.ready(request)
+        live.control.check()
         registry, offered = self._equipment.tools(live)
         names = [spec.name for spec in offered]
         recorder.record(run, events.RUN_STARTED, events.RunStarted(model=model.name, tools=names))
@@ -208,7 +213,7 @@ class SubAgentRunner:
             if live.hooks is not None:
                 live.hooks.begun()
         work.clearance = self._equipment.clearance(live, work)
-        self._say_what_to_do(work, request, added)
+        self._say_what_to_do(work, request, added, self._equipment.prompt(request, offered))
         faults.hit("run_opened")
         return work
 
@@ -219,14 +224,14 @@ class SubAgentRunner:
         )
 
     @staticmethod
-    def _say_what_to_do(work: Work, request: RunRequest, added: tuple[str, ...]) -> None:
+    def _say_what_to_do(work: Work, request: RunRequest, added: tuple[str, ...], prompt: str) -> None:
         """The first messages of the run: the system prompt where the memory has none, and the task."""
         work.first = len(work.memory.messages)
         if not work.first:
-            work.add(Role.SYSTEM, request.definition.prompt)
+            work.add(Role.SYSTEM, prompt)
         elif work.memory.messages[0].role is not Role.SYSTEM:
             # the session that wrote it was erased; the log keeps what is left as it is
-            work.memory.messages.insert(0, Message(role=Role.SYSTEM, content=request.definition.prompt))
+            work.memory.messages.insert(0, Message(role=Role.SYSTEM, content=prompt))
             work.first += 1
         work.task = work.add(Role.USER, _task_message(request, added))
 

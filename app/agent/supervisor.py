@@ -465,4 +465,7 @@ def _queued(run: Run, request: RunRequest) -> events.RunQueued:
     )
     if request.fallback is not None:
         payload["fallback"] = events.FallbackInfo(kind=request.fallback.kind, target=request.fallback.target)
+    version = request.definition.source.version
+    if version is not None:
+        payload["agent_version"] = version
     return payload

@@ -16,6 +16,7 @@ from app.agent.messages import ToolCall
 from app.agent.runs import Run, Session
 
 DEFAULT_TIMEOUT_MS = 60_000
+GROUPED = "mcp__"  # tools of servers, which whitelists may name all at once
 PREVIEW = 200  # characters of wrong arguments that are shown back to the model
 
 
@@ -34,9 +35,12 @@ class ToolSpec:
     `read_only`: no effect, may be repeated. `concurrency_safe`: may run beside others. `timeout_ms` 0: no limit.
     `raw_arguments`: the call gets the argument text unparsed and unvalidated (delegation tools of spec 3.1).
     `delegation`: starts agents. `poller`: is asked again and again on purpose, so that equal calls are no circle while
-    their results differ (spec 5.3). `accepts`: the schema that calls are validated against where it is wider than what
-    the model is shown. `waits`: mostly waits for other runs. `error_prefix` begins every error result;
-    `cancelled_text` is the result of a call that was cancelled, where that is not said as for every tool.
+    their results differ (spec 5.3). `open_world`: reaches outside the service's own machine, so that it is never
+    granted where a definition names no tools. `ask`: why a person is asked before each call that no rule speaks of.
+    `accepts`: the schema that calls are validated against where it is wider than what the model is shown. `aliases`:
+    other names of arguments, as models know them from other services; everybody behind the schema sees only ours.
+    `waits`: mostly waits for other runs. `error_prefix` begins every error result; `cancelled_text` is the result of a
+    call that was cancelled, where that is not said as for every tool.
     """
 
     name: str
@@ -50,8 +54,11 @@ class ToolSpec:
     delegation: bool = False
     built_in: bool = False
     accepts: Mapping[str, Any] | None = None
+    aliases: Mapping[str, str] | None = None
     poller: bool = False
     waits: bool = False
+    open_world: bool = False
+    ask: str = ""
     error_prefix: str = ""
     cancelled_text: str = ""
 
@@ -130,6 +137,8 @@ def validated(spec: ToolSpec, call: ToolCall, checker: SchemaChecker) -> Any:
             f"The arguments of {call.name} were not run: {call.problem or 'they are no JSON object'}. "
             f"You sent: {call.raw[:PREVIEW]!r}. Send one JSON object for this schema: {_brief(spec.parameters)}"
         )
+    if spec.aliases:
+        arguments = _renamed(spec.aliases, arguments)
     problem = checker.check(schema, arguments)
     if problem is None:
         return arguments
@@ -137,6 +146,15 @@ def validated(spec: ToolSpec, call: ToolCall, checker: SchemaChecker) -> Any:
     if unwrapped is not None and checker.check(schema, unwrapped) is None:
         return unwrapped
     raise InvalidArguments(f"Invalid arguments for {call.name}: {problem}")
+
+
+def _renamed(aliases: Mapping[str, str], arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments under our names. What is there twice keeps its other name, so that the schema refuses it."""
+    renamed = {name: value for name, value in arguments.items() if name not in aliases}
+    for name, value in arguments.items():
+        if name in aliases:
+            renamed[name if aliases[name] in renamed else aliases[name]] = value
+    return renamed
 
 
 def _brief(schema: Any) -> str:
@@ -189,26 +207,33 @@ class OutputLimit:
     head_chars: int = 12_000
     tail_chars: int = 3_000
 
-    def cut(self, text: str) -> tuple[str, int | None]:
-        """The text, or its head and tail with a note, and then the full length."""
+    def cut(self, text: str, where: str = "") -> tuple[str, int | None]:
+        """The text, or its head and tail with a note, and then the full length. `where` says how to get at the
+        whole."""
         if len(text) <= self.max_chars:
             return text, None
         left_out = len(text) - self.head_chars - self.tail_chars
-        note = f"\n\n[… {left_out} characters left out of {len(text)} …]\n\n"
-        return text[: self.head_chars] + note + text[-self.tail_chars :], len(text)
+        note = f"\n\n[… {left_out} characters left out of {len(text)}{where} …]\n\n"
+        return text[: self.head_chars] + note + text[len(text) - self.tail_chars :], len(text)
 
 
 class ToolRegistry(Mapping[str, Tool]):
     """An immutable whitelist of tools by name; the order is that in which a model sees them.
 
     `primaries` are ordinary tools that a delegation tool of the same name hides (spec 3.7): the model never sees
-    them, a fallback may call them.
+    them, a fallback may call them. `absent`: what is said of a tool that the whitelist names and that is not here.
     """
 
-    __slots__ = ("_specs", "_tools", "primaries")
+    __slots__ = ("_specs", "_tools", "absent", "primaries")
 
-    def __init__(self, tools: Iterable[Tool] = (), primaries: Mapping[str, Tool] | None = None) -> None:
+    def __init__(
+        self,
+        tools: Iterable[Tool] = (),
+        primaries: Mapping[str, Tool] | None = None,
+        absent: Mapping[str, str] | None = None,
+    ) -> None:
         self.primaries: Mapping[str, Tool] = primaries or {}
+        self.absent: Mapping[str, str] = absent or {}
         self._tools = {tool.spec.name: tool for tool in tools}
         self._specs = tuple(tool.spec for tool in self._tools.values())
 
@@ -230,12 +255,102 @@ class ToolRegistry(Mapping[str, Tool]):
         """The tools of these names that exist here, in the order of the names."""
         return ToolRegistry(self._tools[name] for name in dict.fromkeys(names) if name in self._tools)
 
+    def expand(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The names, each group replaced by the tools in it: `mcp__server` and `mcp__server__*` are all tools whose
+        names begin with `mcp__server__`, `mcp__*` those of all servers."""
+        found: dict[str, None] = {}
+        for name in names:
+            if name in self._tools or not name.startswith(GROUPED):
+                found[name] = None
+                continue
+            prefix = name[:-1] if name.endswith("*") else f"{name}__"
+            found.update(dict.fromkeys([each for each in self._tools if each.startswith(prefix)] or [name]))
+        return tuple(found)
+
+    async def ready(self, names: Iterable[str]) -> None:
+        """Wait, for a bounded time, until tools of these names that are on their way are here."""
+
     def without(self, names: Iterable[str]) -> "ToolRegistry":
         """All but these."""
         gone = set(names)
-        return ToolRegistry(tool for name, tool in self._tools.items() if name not in gone)
+        return ToolRegistry((tool for name, tool in self._tools.items() if name not in gone), absent=self.absent)
+
+    def why_absent(self, name: str) -> str:
+        """What is known of a tool that is not here; empty for nothing."""
+        given = (why for group, why in self.absent.items() if name == group or name.startswith(f"{_stem(group)}__"))
+        return next(given, "")
+
+
+class ToolShelf(ToolRegistry):
+    """All ordinary tools of the service. Those of servers come and go while it runs; a run works with a selection,
+    which does not change any more.
+
+    `put` lays the tools of one source on the shelf in place of what it had there. A source that is still on its way is
+    announced by `expect`, with the prefix of its tools' names, how to wait for it and how it is.
+    """
+
+    __slots__ = ("_coming", "_sources", "_told")
+
+    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+        self._sources: dict[str, tuple[Tool, ...]] = {}
+        self._coming: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._told: dict[str, Callable[[], str]] = {}
+        super().__init__(tools)
+        self._sources[""] = tuple(self._tools.values())
+
+    def put(self, source: str, tools: Iterable[Tool]) -> None:
+        """The tools of `source` from now on; none: it has none. Of two of one name the one of the earlier source
+        stays."""
+        self._sources[source] = tuple(tools)
+        found: dict[str, Tool] = {}
+        for tool in (tool for given in self._sources.values() for tool in given):
+            found.setdefault(tool.spec.name, tool)
+        self._tools = found
+        self._specs = tuple(tool.spec for tool in found.values())
+
+    def expect(
+        self, prefix: str, arrival: Callable[[], Awaitable[None]], state: Callable[[], str] | None = None
+    ) -> None:
+        """Tools whose names begin with `prefix` may still come. `arrival` returns when they are there or will not be,
+        after a bounded time; it raises nothing. `state` says how their source is."""
+        self._coming[prefix] = arrival
+        if state is not None:
+            self._told[prefix] = state
+
+    def forget(self, prefix: str) -> None:
+        """Nothing comes any more."""
+        self._coming.pop(prefix, None)
+        self._told.pop(prefix, None)
+
+    def select(self, names: Iterable[str]) -> ToolRegistry:
+        """The tools of these names, with what is said of those that a source should have and has not."""
+        found = super().select(names := tuple(names))
+        missing = [name for name in names if name not in found and name.startswith(GROUPED)]
+        absent = {
+            name: f"{name} ({state()})"
+            for name in missing
+            for prefix, state in self._told.items()
+            if name.startswith(prefix) or _stem(name) + "__" == prefix
+        }
+        return ToolRegistry(found.values(), absent=absent) if absent else found
+
+    async def ready(self, names: Iterable[str]) -> None:
+        """Wait for those sources that these names need."""
+        wanted = tuple(names)
+        coming = [
+            arrival
+            for prefix, arrival in self._coming.items()
+            if any(name.startswith(prefix) or prefix.startswith(_stem(name) + "__") for name in wanted)
+        ]
+        if coming:
+            await asyncio.gather(*(arrival() for arrival in coming))
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix("__*").removesuffix("*").rstrip("_")
 
 
 def default_tools(registry: ToolRegistry) -> tuple[str, ...]:
-    """What an agent has that names no tools and has no parent run: the read-only built-in ones (spec 7.2)."""
-    return tuple(spec.name for spec in registry.specs if spec.read_only and spec.built_in)
+    """What an agent has that names no tools and has no parent run: the read-only built-in ones that stay here (spec
+    7.2)."""
+    return tuple(spec.name for spec in registry.specs if spec.read_only and spec.built_in and not spec.open_world)

@@ -23,6 +23,7 @@ _TEXTS = {
     406: "Neither of the two forms is accepted.",
     404: "Unknown, or another tenant's.",
     409: "Not possible in this state.",
+    412: "It is not the version that `If-Match` names.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     422: "Not acceptable, or not carried out by this version (code `unsupported`).",

@@ -18,6 +18,7 @@ from app.agent.errors import (
     Denied,
     InvalidRequest,
     NotFound,
+    Outdated,
     RequestError,
     SubagentdError,
     TooMany,
@@ -27,6 +28,7 @@ from app.agent.errors import (
 )
 from app.agent.ids import new_id
 from app.api.schemas.requests import Body
+from app.masking.in_force import masked_json
 from app.wire import encode
 
 log = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ KINDS: Mapping[type[SubagentdError], Kind] = {
     NotFound: Kind(404, "not-found", "Not found"),
     NotAcceptable: Kind(406, "not-acceptable", "No acceptable form"),
     Conflict: Kind(409, "conflict", "Not possible in this state"),
+    Outdated: Kind(412, "outdated", "Changed in between"),
     TooLarge: Kind(413, "too-large", "The body is too large"),
     UnsupportedMediaType: Kind(415, "unsupported-media-type", "The body is not JSON"),
     InvalidRequest: Kind(422, "invalid-request", "The request cannot be carried out"),
@@ -118,7 +121,7 @@ def problem(kind: Kind, detail: str, code: str, headers: Mapping[str, str] | Non
         "code": code,
         **{name: value for name, value in extra.items() if value not in (None, (), [])},
     }
-    return Response(encode(fields), kind.status, headers, MEDIA_TYPE)
+    return Response(masked_json(encode(fields)), kind.status, headers, MEDIA_TYPE)
 
 
 def problem_of(error: SubagentdError) -> Response:

@@ -137,7 +137,7 @@ class Directory:
         Raises `OutsideBox`, `NotThere`, `NotAFile`, `Unreadable`.
         """
         fd = self._open(path, _READ)
-        kind = _kind_of(os.fstat(fd).st_mode)
+        kind = kind_of(os.fstat(fd).st_mode)
         if kind is not Kind.FILE:
             os.close(fd)
             raise NotAFile(path, kind)
@@ -150,9 +150,14 @@ class Directory:
         except NotAFile as found:
             return found.kind
         try:
-            return _kind_of(os.fstat(fd).st_mode)
+            return kind_of(os.fstat(fd).st_mode)
         finally:
             os.close(fd)
+
+    def open_directory(self, path: str, *, follow: bool = True) -> int:
+        """Open a directory and return its descriptor, which the caller closes. Without `follow` no part of the path
+        may be a link. Raises `OutsideBox`, `NotThere`, `Unreadable`."""
+        return self._open(path, _LIST, follow=follow)
 
     def scandir(self, path: str = ".") -> list[Entry]:
         """The names in a directory, sorted. Raises `OutsideBox`, `NotThere`, `Unreadable`."""
@@ -198,14 +203,14 @@ class Directory:
         except OSError:  # gone, forbidden, or replaced by a link since it was listed
             return []
 
-    def _open(self, path: str, flags: int) -> int:
+    def _open(self, path: str, flags: int, *, follow: bool = True) -> int:
         relative = self.relative(path)
         try:
-            return self._opener(self._fd, os.fsencode(relative), flags)
+            return self._opener(self._fd, os.fsencode(relative), flags, follow=follow)
         except UnicodeEncodeError:
             raise NotThere(f"{shown(path)} cannot be a path: it is not valid Unicode") from None
         except OSError as error:
-            raise _problem(path, error) from None
+            raise problem_of(path, error) from None
 
 
 def shown(path: str) -> str:
@@ -221,7 +226,8 @@ def _path_of(fd: int) -> str:
     return os.readlink(f"/proc/self/fd/{fd}")
 
 
-def _kind_of(mode: int) -> Kind:
+def kind_of(mode: int) -> Kind:
+    """The kind that a file mode says."""
     if stat.S_ISREG(mode):
         return Kind.FILE
     if stat.S_ISDIR(mode):
@@ -251,7 +257,8 @@ def _entry_kind(entry: os.DirEntry[str]) -> Kind:
         return Kind.OTHER
 
 
-def _problem(path: str, error: OSError) -> BoxError:
+def problem_of(path: str, error: OSError) -> BoxError:
+    """What the system answered about a path, in words for a model."""
     name = shown(path)
     match error.errno:
         case errno.EXDEV:

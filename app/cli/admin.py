@@ -21,6 +21,7 @@ from app.store.keys import SqlKeyStore
 from app.store.migrate import MigrationError
 from app.store.migrate import upgrade as migrate
 from app.wiring import tool_names
+from app.wiring_definitions import catalog_of, skills_of
 
 T = TypeVar("T")
 _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
@@ -28,7 +29,7 @@ _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 def list_agents(settings: Settings, *, as_json: bool) -> int:
     """Print the agents in force."""
-    report = _report(settings)
+    report = _catalog(settings).report("default")
     rows = [
         {
             "name": agent.name,
@@ -42,33 +43,37 @@ def list_agents(settings: Settings, *, as_json: bool) -> int:
     if as_json:
         echo_json(rows)
         return DONE
-    for row in rows:
-        click.echo(f"{row['name']:<20} {row['mode']:<9} {row['description'][:80]}")
+    for agent in report.agents:
+        click.echo(f"{agent.name:<20} {agent.mode.value:<9} {agent.description[:80]}")
     return DONE
 
 
 def check_agents(settings: Settings, *, as_json: bool) -> int:
-    """Print every problem; FAILED when a file gives no agent."""
-    report = _report(settings)
+    """Print every problem of agents and skills; FAILED when a file gives none."""
+    catalog = _catalog(settings)
+    report, skills = catalog.report("default"), catalog.skills.report()
+    problems = (*report.problems, *skills.problems)
+    errors = sum(problem.severity == "error" for problem in problems)
     if as_json:
         fields = ("severity", "path", "line", "message", "key")
-        echo_json([{name: str(getattr(p, name) or "") for name in fields} for p in report.problems])
+        echo_json([{name: str(getattr(p, name) or "") for name in fields} for p in problems])
     else:
-        for problem in report.problems:
+        for problem in problems:
             click.echo(str(problem))
-        click.echo(f"{len(report.agents)} agents, {len(report.broken)} errors, {len(report.problems)} remarks in all")
-    return FAILED if report.broken else DONE
+        found = f"{len(report.agents)} agents, {len(skills.skills)} skills"
+        click.echo(f"{found}, {errors} errors, {len(problems)} remarks in all")
+    return FAILED if errors else DONE
 
 
-def _report(settings: Settings) -> Any:
+def _catalog(settings: Settings) -> Catalog:
     try:
         known = tool_names(settings)
     except ValueError as error:
         click.echo(str(error), err=True)
         raise SystemExit(USAGE) from None
-    catalog = Catalog(settings.agents, known_tools=known)
+    catalog = catalog_of(settings, known, skills_of(settings))
     catalog.reload()
-    return catalog.report("default")
+    return catalog
 
 
 def create_key(settings: Settings, *, tenant: str, name: str, scopes: str, expires: str | None, as_json: bool) -> int:

@@ -23,7 +23,7 @@ from app.agent.interruption import left_behind
 from app.cli import DONE, FAILED, USAGE
 from app.main import create_app
 from app.settings import Settings, unknown_variables
-from app.telemetry.logs import setup
+from app.telemetry.logs import setup, take_strays
 from app.wiring import Refused, Wired, build
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class _Server(uvicorn.Server):
 def run(settings: Settings, *, as_json: bool) -> int:
     """Serve until a signal; returns the exit code."""
     setup(json_lines=as_json)
+    take_strays()
     for name in unknown_variables():
         log.warning("the variable %s is no setting and has no effect: `subagentd settings` lists all", name)
     try:

@@ -4,23 +4,23 @@
 the agents of tenants tells this catalog of them.
 """
 
-import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from app.agent.definition import AgentDefinition, Source
 from app.definitions.fields import TOOLS_KEYS
+from app.definitions.files import File, files, problem
 from app.definitions.importpaths import is_import_path, missing
-from app.definitions.markdown import MAX_FILE_BYTES, Parsed, Problem, Severity, parse
+from app.definitions.markdown import Parsed, Problem, Severity, parse
+from app.definitions.skills import FILE as SKILL
+from app.definitions.skills import Skills
 from app.definitions.toolnames import BUILT_IN, squeezed
 
 LIBRARY = Path(__file__).parent / "library"
-MAX_FILES = 5_000  # in one directory with all its folders
 _PAGES = frozenset(  # Markdown that lies beside agents and is none
     {"README", "CHANGELOG", "CONTRIBUTING", "LICENSE", "NOTICE", "SECURITY", "CODE_OF_CONDUCT", "AUTHORS", "INDEX"}
-    | {"AGENTS", "CLAUDE", "SKILL"}
+    | {"AGENTS", "CLAUDE"}
 )
 
 
@@ -53,6 +53,7 @@ class _Files:
     agents: Mapping[str, AgentDefinition] = field(default_factory=dict)
     losers: tuple[AgentDefinition, ...] = ()
     problems: tuple[Problem, ...] = ()
+    by_path: Mapping[str, AgentDefinition] = field(default_factory=dict)
     names: tuple[str, ...] = ()
     tool_names: frozenset[str] = frozenset()
 
@@ -60,7 +61,9 @@ class _Files:
 class Catalog:
     """Finds agents by name for a tenant: the tenant's own, then directories (later ones first), then the library.
 
-    Empty until `reload` was called. `known_tools` are the ordinary tools of this service.
+    Empty until `reload` was called. `known_tools` are the ordinary tools of this service. `trusted`: the directories
+    whose agents may name code of the server and allow what would be asked otherwise; True: all. `skills` are reloaded
+    with the agents.
     """
 
     def __init__(
@@ -69,10 +72,15 @@ class Catalog:
         *,
         known_tools: frozenset[str] = BUILT_IN,
         library: Path | None = LIBRARY,
+        trusted: bool | Iterable[Path | str] = (),
+        skills: Skills | None = None,
     ) -> None:
-        self._places = [(library, "library")] if library is not None else []
-        self._places += [(Path(directory), "directory") for directory in directories]
+        vouched = trusted if isinstance(trusted, bool) else [Path(each).resolve() for each in trusted]
+        self._places = [_Place(path=library, kind="library", trusted=True)] if library is not None else []
+        for path in map(Path, directories):
+            self._places.append(_Place(path=path, kind="directory", trusted=_is_vouched(path, vouched)))
         self._known_tools = known_tools
+        self.skills = skills or Skills()
         self._files = _Files()
         self._tenants: dict[str, dict[str, AgentDefinition]] = {}
 
@@ -117,69 +125,94 @@ class Catalog:
             problems=files.problems,
         )
 
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """Where files are read that may change, skills included."""
+        return (*(place.path for place in self._places if place.kind == "directory"), *self.skills.directories)
+
     def reload(self) -> None:
-        """Read all files anew and put the result in force at once. Blocks on the disk; never raises for a bad file."""
+        """Read all files anew and put the result in force at once. An agent whose file cannot be used any more stays as
+        it was; the report says so. Blocks on the disk; never raises for a bad file."""
+        self.skills.reload()
         problems: list[Problem] = []
-        places = [self._parsed(directory, kind, problems) for directory, kind in self._places]
-        found = [result.definition for place in places for _, result in place if result.definition is not None]
+        places = [(place, self._parsed(place, problems)) for place in self._places]
+        found = [result.definition for _, read in places for _, result in read if result.definition is not None]
         tool_names = _tool_names(found)
         agents: dict[str, AgentDefinition] = {}
         losers: list[AgentDefinition] = []
-        for (_, kind), place in zip(self._places, places, strict=True):
-            own = _in_force([self._settled(file, kind, result, tool_names) for file, result in place], problems)
+        for place, read in places:
+            own = _in_force([self._settled(file, place, result, tool_names) for file, result in read], problems)
             losers.extend(agents[name] for name in own if name in agents)
             agents.update(own)
+        problems.extend(self._unknown_skills(agents))
         self._files = _Files(
             agents=agents,
             losers=tuple(losers),
             problems=tuple(problems),
+            by_path={agent.source.path: agent for agent in (*losers, *agents.values())},
             names=tuple(sorted(agents)),
             tool_names=_tool_names(agents.values()),
         )
 
-    def _parsed(self, directory: Path, kind: str, problems: list[Problem]) -> "list[tuple[_File, Parsed]]":
-        return [(file, self._parse(file, kind, frozenset())) for file in _files(directory, problems)]
+    def _unknown_skills(self, agents: Mapping[str, AgentDefinition]) -> Iterator[Problem]:
+        for agent in agents.values():
+            unknown = [name for name in agent.skills if self.skills.get(name) is None]
+            if unknown:
+                text = f"unknown skills: {', '.join(unknown)[:200]}; they are left out"
+                yield problem(agent.source.path, text, Severity.WARNING, "skills")
 
-    def _settled(self, file: "_File", kind: str, result: Parsed, tool_names: frozenset[str]) -> "tuple[_File, Parsed]":
+    def _parsed(self, place: "_Place", problems: list[Problem]) -> list[tuple[File, Parsed]]:
+        found = files(place.path, "agent", _is_agent_file, problems)
+        return [(file, self._parse(file, place, frozenset())) for file in found]
+
+    def _settled(self, file: File, place: "_Place", result: Parsed, tool_names: frozenset[str]) -> tuple[File, Parsed]:
         """The file as it is once it is known which tools the agents of all files are."""
-        if tool_names and any(
-            problem.key is not None and squeezed(problem.key) in TOOLS_KEYS for problem in result.problems
-        ):
-            return file, self._parse(file, kind, tool_names)
+        if tool_names and any(found.key is not None and squeezed(found.key) in TOOLS_KEYS for found in result.problems):
+            result = self._parse(file, place, tool_names)
+        former = self._files.by_path.get(file.shown)
+        if result.definition is None and former is not None and not result.disabled:
+            kept = problem(file.shown, "the agent stays as it was before", Severity.WARNING)
+            result = replace(result, definition=former, problems=(*result.problems, kept))
         return file, result
 
-    def _parse(self, file: "_File", kind: str, agent_tools: frozenset[str]) -> Parsed:
+    def _parse(self, file: File, place: "_Place", agent_tools: frozenset[str]) -> Parsed:
         return parse(
             file.data,
             path=file.shown,
-            source=kind,
+            source=place.kind,
             known_tools=self._known_tools,
             agent_tools=agent_tools,
             default_name=file.id,
+            trusted=place.trusted,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A directory of agents. `trusted`: an operator vouches for what stands in it."""
+
+    path: Path
+    kind: str
+    trusted: bool
+
+
+def _is_vouched(path: Path, trusted: bool | Iterable[Path]) -> bool:
+    return trusted if isinstance(trusted, bool) else any(path.resolve().is_relative_to(each) for each in trusted)
+
+
+def _is_agent_file(name: str) -> bool:
+    return name.lower().endswith(".md") and name != SKILL
 
 
 def _tool_names(agents: Iterable[AgentDefinition]) -> frozenset[str]:
     return frozenset(agent.tool_name for agent in agents if agent.tool_name)
 
 
-# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
-    """A file that was read; `shown` is its path in messages, `id` its path in the directory without the suffix."""
-
-    shown: str
-    id: str
-    data: bytes
-
-
-def _in_force(results: Sequence[tuple[_File, Parsed]], problems: list[Problem]) -> dict[str, AgentDefinition]:
+def _in_force(results: Sequence[tuple[File, Parsed]], problems: list[Problem]) -> dict[str, AgentDefinition]:
     """The agents of one directory, in the order of their paths; the first of a name holds."""
     agents: dict[str, AgentDefinition] = {}
     for file, result in results:
-        if not result.has_front_matter and _is_page(file.id):
+        if not result.has_front_matter and _is_page(file.id) and result.definition is None:
             continue
         problems.extend(result.problems)
         definition = result.definition
@@ -193,7 +226,7 @@ def _in_force(results: Sequence[tuple[_File, Parsed]], problems: list[Problem]) 
     return agents
 
 
-def _without_code(file: _File, definition: AgentDefinition) -> Iterator[Problem]:
+def _without_code(file: File, definition: AgentDefinition) -> Iterator[Problem]:
     """Code that an agent names and that is not there: its runs would fail, and nobody would know before."""
     filters = (ref.name for ref in definition.policy.input_filters or () if is_import_path(ref.name))
     paths = {"runner": (definition.runner,) if definition.runner else (), "handoff": tuple(filters)}
@@ -212,58 +245,6 @@ def _is_page(name: str) -> bool:
 
 def _twice(name: str, first: str, second: str) -> tuple[Problem, Problem]:
     return (
-        _problem(first, f"agent {name!r} is also defined in {second}; this file holds", Severity.WARNING, "name"),
-        _problem(second, f"agent {name!r} is already defined in {first}; rename one", Severity.ERROR, "name"),
+        problem(first, f"agent {name!r} is also defined in {second}; this file holds", Severity.WARNING, "name"),
+        problem(second, f"agent {name!r} is already defined in {first}; rename one", Severity.ERROR, "name"),
     )
-
-
-def _problem(path: str, message: str, severity: Severity = Severity.ERROR, key: str | None = None) -> Problem:
-    return Problem(severity=severity, path=path, line=1, message=message, key=key)
-
-
-def _files(directory: Path, problems: list[Problem]) -> Iterator[_File]:
-    """The Markdown files below a directory by path; hidden ones and linked folders are not entered."""
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
-        problems.append(_problem(str(directory), f"agent directory {what}; create it or take it out of the settings"))
-        return
-    root = directory.resolve()
-    paths = _paths(directory, problems)
-    if len(paths) > MAX_FILES:
-        problems.append(
-            _problem(str(directory), f"{len(paths)} agent files, of which only the first {MAX_FILES} are read")
-        )
-    for path in paths[:MAX_FILES]:
-        data = _content(path, root, problems)
-        if data is not None:
-            yield _File(shown=str(path), id=path.relative_to(directory).with_suffix("").as_posix(), data=data)
-
-
-def _paths(directory: Path, problems: list[Problem]) -> list[Path]:
-    def unreadable(error: OSError) -> None:
-        problems.append(_problem(str(error.filename or directory), f"cannot be read: {error.strerror}"))
-
-    paths: list[Path] = []
-    for folder, folders, files in os.walk(directory, onerror=unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths.extend(Path(folder, name) for name in files if name.lower().endswith(".md") and name[0] != ".")
-    return sorted(paths, key=lambda path: path.as_posix())
-
-
-def _content(path: Path, root: Path, problems: list[Problem]) -> bytes | None:
-    """The bytes of a regular file inside the directory; anything else is stated and left out."""
-    try:
-        real = path.resolve(strict=True)
-        if not real.is_relative_to(root):
-            problems.append(_problem(str(path), "links to a file outside its directory; skipped", Severity.WARNING))
-            return None
-        handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold us up
-        with open(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                problems.append(_problem(str(path), "is not a regular file"))
-                return None
-            return file.read(MAX_FILE_BYTES + 1)  # one more: `parse` reports what is too large
-    except (OSError, RuntimeError) as error:  # RuntimeError: links that point at each other
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        problems.append(_problem(str(path), f"cannot be read: {reason}"))
-        return None

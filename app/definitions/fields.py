@@ -10,13 +10,14 @@ from typing import Any
 
 from app.agent.definition import AgentDefinition, SessionMode, SessionScope, Source
 from app.definitions import attributes
-from app.definitions.importpaths import read_import_path
+from app.definitions.importpaths import TRUST, read_import_path
 from app.definitions.limits import read_budget, read_dollars
+from app.definitions.modes import Mode, denied_by, read_disable, read_permission_mode, read_read_only, under_mode
 from app.definitions.policy import read_policy
-from app.definitions.reading import Reading, as_text, is_scalar, is_unset, shown
+from app.definitions.reading import Reading, as_names, as_text, is_scalar, is_unset, shown
 from app.definitions.rules import read_definition_rules, read_denial, read_grant
 from app.definitions.surfaces import read_surfaces
-from app.definitions.toolnames import Denial, Grant, squeezed
+from app.definitions.toolnames import Denial, Grant, read_servers, squeezed
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -68,23 +69,26 @@ FIELDS: Mapping[str, Field] = {
     **_spelled(Field(attribute="surfaces", read=read_surfaces, limits=True)),
     **_spelled(Field(attribute="agents", read=attributes.read_agents, limits=True)),
     "handoff": Field(attribute="policy", read=read_policy, limits=True),
+    **_spelled(Field(attribute="skills", read=as_names)),
+    **_spelled(Field(attribute="mcp_servers", read=read_servers, limits=True)),
+    **_spelled(Field(attribute="permission_mode", read=read_permission_mode, limits=True)),
+    "readonly": Field(attribute="read_only", read=read_read_only, limits=True),
+    "disable": Field(attribute="disable", read=read_disable, limits=True),
 }
 TOOLS_KEYS = frozenset(name for name, field in FIELDS.items() if field.attribute in ("tools", "disallowed_tools"))
 
-# Known keys that nothing here carries out yet, each with the values that ask for nothing.
+# Known keys that are not carried out: the values that ask for nothing, and what holds instead (empty: it comes later).
 _FALSE = frozenset({"false", "no", "off", "0"})
-LATER_KEYS: Mapping[str, frozenset[str]] = {
-    **{
-        squeezed(name): frozenset()
-        for name in (
-            "hooks", "mcp_servers", "mcp_config", "skills", "initial_prompt", "top_p", "condenser",
-        )
-    },
-    **{squeezed(name): _FALSE for name in ("background", "detached", "disable", "readonly")},
-    "permissionmode": frozenset({"default"}),
-    "isolation": frozenset({"none"}),
-    "memory": frozenset({"none"}),
-}  # fmt: skip
+_NOTHING: frozenset[str] = frozenset()
+LATER_KEYS: Mapping[str, tuple[frozenset[str], str]] = {
+    **{squeezed(name): (_NOTHING, "") for name in ("hooks", "mcp_config")},
+    **{squeezed(name): (_FALSE, "") for name in ("background", "detached")},
+    "initialprompt": (_NOTHING, "an agent begins with the input of its session or the task that it is given"),
+    "topp": (_NOTHING, "temperature is what an agent can set"),
+    "condenser": (_NOTHING, "contexts are shortened as the settings of compaction say"),
+    "isolation": (frozenset({"none"}), "the agents of a session share its workspace"),
+    "memory": (frozenset({"none"}), "session_mode: reuse_session keeps what an agent did before"),
+}
 _LABELS = frozenset(
     {"color", "emoji", "vibe", "author", "version", "tags", "category", "license", "metadata", "hidden"}
 )
@@ -99,7 +103,7 @@ def is_known(key: str) -> bool:
 def _asks_for_something(key: str, value: Any) -> bool:
     if not is_scalar(value):
         return bool(value)
-    return value is not None and value != "" and str(value).strip().lower() not in LATER_KEYS[squeezed(key)]
+    return value is not None and value != "" and str(value).strip().lower() not in LATER_KEYS[squeezed(key)][0]
 
 
 # ── assembly ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -125,7 +129,8 @@ def assemble(entries: Iterable[tuple[str, Any, int]], reading: Reading) -> dict[
         plain = reading.plain(value)
         if name in LATER_KEYS:  # no metadata either: models and own runners are shown that
             if _asks_for_something(key, plain):
-                reading.later(key, f"{key} is not carried out yet")
+                instead = LATER_KEYS[name][1]
+                reading.later(key, f"{key} is not carried out" + (f": {instead}" if instead else " yet"))
         elif key == "metadata" and isinstance(plain, dict):
             metadata = plain | metadata
         elif key == "metadata" and reading.strict and plain is not None:
@@ -158,13 +163,17 @@ def _merged(reading: Reading, values: dict[str, Any], metadata: dict[str, Any]) 
     """Put together what two keys may say of one thing; where both speak, only what both allow is left."""
     grant: Grant | None = values.pop("tools", None)
     denial: Denial = values.pop("disallowed_tools", None) or Denial(names=())
-    denied = tuple(dict.fromkeys((*(grant.denied if grant is not None else ()), *denial.names)))
+    modes: tuple[Mode | None, Mode | None] = (values.pop("permission_mode", None), values.pop("read_only", None))
+    taken = (name for mode in modes for name in denied_by(mode, reading.known_tools))
+    denied = tuple(dict.fromkeys((*(grant.denied if grant is not None else ()), *denial.names, *taken)))
     if denied:
         values["disallowed_tools"] = denied
     if denial.limits or (grant is not None and grant.limits):
         values["limits"] = (*(grant.limits if grant is not None else ()), *denial.limits)
     if grant is not None:
         values["tools"] = grant.names
+        servers = values.get("mcp_servers", ())  # one of which `tools` names some tools is not granted as a whole
+        values["mcp_servers"] = tuple(s for s in servers if not any(n.startswith(f"mcp__{s}__") for n in grant.names))
         if grant.agents is not None:
             own = values.get("agents")
             allowed = frozenset(grant.agents if own is None else own)
@@ -174,6 +183,11 @@ def _merged(reading: Reading, values: dict[str, Any], metadata: dict[str, Any]) 
         values["session_mode"] = mode[0]
     if mode[1] is not None and values.setdefault("session_scope", mode[1]) is not mode[1]:
         reading.error("session_scope", "session_scope and session_mode.scope differ: keep one of them")
+    rules = under_mode(values.get("permissions"), modes[0])
+    if rules is not None:
+        values["permissions"] = rules
+        if rules.allows_anything and not reading.trusted:
+            reading.remark("permissions", f"rules that allow grant nothing in a file that is not trusted: {TRUST}")
     if metadata:
         values["metadata"] = metadata
     return values

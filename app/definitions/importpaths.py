@@ -14,6 +14,7 @@ from typing import Any
 from app.definitions.reading import Reading, shown
 
 MAX_PATH = 200
+TRUST = "name the directory in the setting trusted_agents"
 _MAKERS = frozenset({"globals", "vars", "exec", "setattr"})  # may give names that the text does not show
 
 
@@ -24,6 +25,13 @@ def read_import_path(reading: Reading, key: str, value: Any) -> str | None:
             key,
             f"{key} names code of the server, which only agent files of its operator may do: leave it out here, or ask "
             "the operator for an agent file that has it",
+        )
+        return None
+    if not reading.trusted:
+        reading.error(
+            key,
+            f"{key} names code of the server, which only agent files in a trusted directory may do: {TRUST}, or leave "
+            "it out",
         )
         return None
     text = value.strip() if isinstance(value, str) else ""

@@ -47,6 +47,7 @@ def from_mapping(
     for key in ("name", "description"):
         if key not in values and not any(finding.key == key for finding in reading.found):
             reading.error(key, f"{key} is missing")
+    values.pop("disable", None)
     definition = build(values, reading, source)
     errors = [{"at": f"{prefix}{finding.key}", "message": finding.message} for finding in reading.found]
     first = "" if not errors else f"{errors[0]['at']}: {errors[0]['message']}"
@@ -80,6 +81,7 @@ def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
         "input_schema": None if definition.input_schema is None else dict(definition.input_schema),
         "output_schema": None if definition.output_schema is None else dict(definition.output_schema),
         **_remembered(definition),
+        "skills": list(definition.skills) or None,
         "runner": definition.runner,
         "permissions": None if definition.permissions is None else rules_mapping(definition.permissions),
         "budget": None if definition.budget is None else budget_mapping(definition.budget),

@@ -5,7 +5,7 @@ usable is left or where guessing could widen what the agent may do.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -47,11 +47,12 @@ class Problem:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
     """What one file came to. `definition` None: the problems hold at least one error. `has_front_matter` tells
-    other Markdown, a README say, from an agent file."""
+    other Markdown, a README say, from an agent file. `disabled`: the file says that the agent is not to be used."""
 
     definition: AgentDefinition | None
     problems: tuple[Problem, ...] = ()
     has_front_matter: bool = True
+    disabled: bool = False
 
 
 def parse(
@@ -62,30 +63,35 @@ def parse(
     known_tools: frozenset[str] = BUILT_IN,
     agent_tools: frozenset[str] = frozenset(),
     default_name: str | None = None,
+    trusted: bool = True,
 ) -> Parsed:
     """Read one agent file.
 
     `path` appears in problems and, with the kind `source`, in the definition. `known_tools` are the ordinary tools
     of this service, `agent_tools` those that agents are by their `tool_name`. `default_name` is used where the file
-    gives none; None: the file's name without its suffix.
+    gives none; None: the file's name without its suffix. `trusted`: an operator vouches for what it may name and allow.
     """
-    reading = Reading(strict=False, known_tools=known_tools, agent_tools=agent_tools)
+    reading = Reading(strict=False, known_tools=known_tools, agent_tools=agent_tools, trusted=trusted)
     try:
-        whole = _decoded(text)
+        whole = decoded(text)
         head = frontmatter.split(whole)
         if head is None:
             reading.line = 1
             reading.error("", "no front matter: an agent file begins with a line of three dashes")
-            return Parsed(definition=None, problems=_problems(path, reading.found, 1), has_front_matter=False)
+            return Parsed(definition=None, problems=problems_of(path, reading.found, 1), has_front_matter=False)
         entries = _entries(reading, head)
     except HeadError as error:
         reading.line = error.line
         reading.error("", error.message)
-        return Parsed(definition=None, problems=_problems(path, reading.found, error.line))
+        return Parsed(definition=None, problems=problems_of(path, reading.found, error.line))
     values = assemble(((entry.key, entry.value, entry.line) for entry in entries), reading)
+    if values.pop("disable", False):
+        reading.line = head.line
+        reading.remark("disable", "the agent is disabled")
+        return Parsed(definition=None, problems=problems_of(path, reading.found, head.line), disabled=True)
     _complete(reading, values, head, default_name or _stem(path))
-    definition = build(values, reading, Source(kind=source, path=path))
-    return Parsed(definition=definition, problems=_problems(path, reading.found, whole.count("\n") + 1))
+    definition = build(values, reading, Source(kind=source, path=path, vouched=trusted))
+    return Parsed(definition=definition, problems=problems_of(path, reading.found, whole.count("\n") + 1))
 
 
 def _stem(path: str) -> str:
@@ -93,7 +99,7 @@ def _stem(path: str) -> str:
     return name.rsplit(".", 1)[0] or name
 
 
-def _decoded(text: str | bytes) -> str:
+def decoded(text: str | bytes) -> str:
     """Text with LF line ends and without a byte order mark. Raises `HeadError` for what is no UTF-8 text."""
     if len(text) > MAX_FILE_BYTES:
         raise HeadError(f"the file is larger than {MAX_FILE_BYTES} bytes", 1)
@@ -116,18 +122,27 @@ def _decoded(text: str | bytes) -> str:
 # ── head ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _entries(reading: Reading, head: Head) -> Sequence[Entry]:
+def read_head(reading: Reading, head: Head, known: Callable[[str], bool]) -> tuple[Sequence[Entry], bool]:
+    """The keys of a head, and whether it is no YAML, so that they were read line by line. `known`: as in
+    `frontmatter.tolerant`. Raises `HeadError` where nothing can be read."""
+    by_lines = False
     try:
         entries = frontmatter.strict(head.text, head.line)
     except HeadError as error:
-        entries = frontmatter.tolerant(head.text, head.line, is_known)
+        by_lines, entries = True, frontmatter.tolerant(head.text, head.line, known)
         if not any(entry.key for entry in entries):
             raise
         reading.line = error.line
         reading.remark("", f"not valid YAML ({error.message}); the front matter was read line by line")
-        _state_hidden_tools(reading, entries)
     if not entries:
-        raise HeadError("the front matter is empty: an agent needs at least a description", head.line)
+        raise HeadError("the front matter is empty: at least a description is needed", head.line)
+    return entries, by_lines
+
+
+def _entries(reading: Reading, head: Head) -> Sequence[Entry]:
+    entries, by_lines = read_head(reading, head, is_known)
+    if by_lines:
+        _state_hidden_tools(reading, entries)
     for entry in entries:
         if entry.cut and entry.key in ("name", "description"):
             reading.line = entry.line
@@ -172,7 +187,8 @@ def _complete(reading: Reading, values: dict[str, Any], head: Head, default_name
         reading.remark("prompt", "no text below the front matter, so the agent has no prompt")
 
 
-def _problems(path: str, found: Sequence[Finding], last_line: int) -> tuple[Problem, ...]:
+def problems_of(path: str, found: Sequence[Finding], last_line: int) -> tuple[Problem, ...]:
+    """What was found in a file with so many lines, for people."""
     return tuple(
         Problem(
             severity=Severity.ERROR if finding.level is Level.ERROR else Severity.WARNING,

@@ -22,8 +22,8 @@ from app.definitions.toolnames import (
     AGENT,
     PER_AGENT_PREFIX,
     SURFACE_TOOLS,
-    comes_later,
     is_delegation,
+    is_off,
     mapped,
     squeezed,
 )
@@ -75,7 +75,7 @@ class DefinitionReader:
         return to_mapping(definition)
 
     def tools(self, names: Sequence[str], at: str, agent_tools: frozenset[str] = frozenset()) -> tuple[str, ...]:
-        """Tool names of a whitelist, mapped to ours. Raises `Unsupported` for tools of a later version,
+        """Tool names of a whitelist, mapped to ours. Raises `Unsupported` for tools that are switched off,
         `InvalidRequest` for unknown ones."""
         reading = self._reading()
         too_many(reading, at, len(names), MAX_NAMES, "names")
@@ -83,11 +83,10 @@ class DefinitionReader:
         known = self._known_tools | SURFACE_TOOLS | agent_tools | {AGENT}
         found = [mapped(name, self._known_tools) for name in names]
         for index, name in enumerate(found):
-            if comes_later(name, known):
-                given = repr(name) if name == names[index] else f"{names[index]!r} ({name})"
+            if is_off(name, known):
                 raise Unsupported(
-                    f"{at}[{index}]: the tool {given} comes in a later version; leave it out",
-                    errors=[{"at": f"{at}[{index}]", "message": f"tool of a later version: {name}"}],
+                    f"{at}[{index}]: the tool {name} is switched off on this server; leave it out",
+                    errors=[{"at": f"{at}[{index}]", "message": f"tool that is switched off: {name}"}],
                 )
             if name not in known and not name.startswith(PER_AGENT_PREFIX):
                 raise InvalidRequest(

@@ -46,15 +46,21 @@ class Reading:
 
     `known_tools` None: which tools exist is not known here, so tool names are mapped but not checked. `agent_tools`:
     names that agents gave themselves as tools. `guarded`: the values that are being read limit something, so an
-    unusable one must not turn into a default.
+    unusable one must not turn into a default. `trusted`: an operator vouches for the file.
     """
 
-    __slots__ = ("agent_tools", "found", "guarded", "known_tools", "line", "strict")
+    __slots__ = ("agent_tools", "found", "guarded", "known_tools", "line", "strict", "trusted")
 
     def __init__(
-        self, *, strict: bool, known_tools: frozenset[str] | None, agent_tools: frozenset[str] = frozenset()
+        self,
+        *,
+        strict: bool,
+        known_tools: frozenset[str] | None,
+        agent_tools: frozenset[str] = frozenset(),
+        trusted: bool = True,
     ) -> None:
         self.strict = strict
+        self.trusted = trusted
         self.guarded = False
         self.known_tools = known_tools
         self.agent_tools = agent_tools

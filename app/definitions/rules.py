@@ -13,7 +13,16 @@ from typing import Any
 from app.agent.permission_rules import AGENT, PatternKind, PermissionRule, Verdict, pattern_kind
 from app.agent.permissions import PermissionRules, Scope
 from app.definitions.reading import Reading, is_unset, shown, split_at_commas
-from app.definitions.toolnames import BUILT_IN, LATER, Denial, Grant, is_delegation, mapped, read_denied, read_tools
+from app.definitions.toolnames import (
+    BUILT_IN,
+    OPTIONAL,
+    Denial,
+    Grant,
+    is_delegation,
+    mapped,
+    read_denied,
+    read_tools,
+)
 
 MAX_RULES = 500  # of one scope: each call is judged by all of them
 MAX_RULE_CHARS = 1_000
@@ -204,7 +213,7 @@ def _is_known(tool: str, reading: Reading) -> bool:
     known = reading.known_tools
     if known is None or "*" in tool or tool.startswith("mcp__") or is_delegation(tool):
         return True
-    return tool in known or tool in BUILT_IN | LATER or tool in reading.agent_tools
+    return tool in known or tool in BUILT_IN | OPTIONAL or tool in reading.agent_tools
 
 
 # ── one rule ────────────────────────────────────────────────────────────────────────────────────────────────────

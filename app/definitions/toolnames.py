@@ -1,6 +1,6 @@
 """Which tools a definition names: the forms of such a list, and the names of other services for our tools.
 
-Knows which names this service has or will have; whether a tool is really there is the registry's business.
+Knows which names this service has; whether a tool is really there is the registry's business.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,16 +9,18 @@ from typing import Any
 
 from app.agent.definition import MAX_TOOL_NAME, normalised
 from app.agent.permission_rules import PermissionRule
+from app.agent.tools import GROUPED
 from app.definitions.reading import MAX_NAMES, Reading, is_flag, is_scalar, shown, split_at_commas, too_many, unique
 
 AGENT = "Agent"  # stands for the delegation tools of whatever surfaces apply (spec 7.2)
-BUILT_IN = frozenset({"read_file", "glob", "grep"})
-LATER = frozenset({"write_file", "edit_file", "run_command", "web_fetch", "load_skill", "note", "read_artifact"})
+BUILT_IN = frozenset({"read_file", "write_file", "edit_file", "glob", "grep", "note", "read_artifact"})
+# Built in, but there only where the operator has them on.
+OPTIONAL = frozenset({"run_command", "web_fetch", "load_skill"})
 SURFACE_TOOLS = frozenset(
     {"dispatch_subagent", "execute_task", "get_task_output", "cancel_task", "list_tasks", "subagent"}
 )
 PER_AGENT_PREFIX = "subagent_"
-_OURS = BUILT_IN | LATER | SURFACE_TOOLS | {AGENT}
+_OURS = BUILT_IN | OPTIONAL | SURFACE_TOOLS | {AGENT}
 
 
 def squeezed(name: str) -> str:
@@ -102,7 +104,7 @@ def _at_blanks(part: str) -> list[str]:
 def read_tools(reading: Reading, key: str, value: Any) -> Grant | None:
     """The whitelist of a definition. None after an error was stated: no list is ever guessed, so none is widened.
 
-    A tool of a later version is granted in a file, with a remark, so that the file stays as its author wants it; a
+    A tool that is switched off is granted in a file, with a remark, so that the file stays as its author wants it; a
     program is told no. So it is with a name that an agent could have as its own tool (`tool_name`): which agents a
     session will have is not known when a file is read. What was stored under another set of tools (`known_tools`
     None) is taken as it is.
@@ -121,6 +123,28 @@ def read_tools(reading: Reading, key: str, value: Any) -> Grant | None:
     if " ".join(pieces).lower() in _EVERYTHING:
         return _everything(reading, key, ())
     return _granted(reading, key, pieces, denied=())
+
+
+def read_servers(reading: Reading, key: str, value: Any) -> tuple[str, ...] | None:
+    """The MCP servers of a definition, by the names that the operator has configured: `[files]`, or the keys of a map
+    of other programs. What such a map says of how to start them is not done (spec 10.5)."""
+    if isinstance(value, list):  # a file of Claude Code may hold both forms side by side
+        value = {k: v for item in value for k, v in (item.items() if isinstance(item, dict) else [(item, None)])}
+    names = dict.fromkeys(pieces_of(value)) if isinstance(value, str) else value
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names):
+        reading.error(key, f"{key} must name MCP servers, not {shown(value) if is_scalar(value) else 'something else'}")
+        return None
+    if too_many(reading, key, len(names), MAX_NAMES, "names"):
+        return None
+    if any(names.values()):
+        reading.later(key, f"{key}: servers of an agent's own are not begun; name ones that the operator configured")
+        if reading.strict:
+            return None
+    known = reading.known_tools
+    strange = [name for name in names if known is not None and f"{GROUPED}{name}" not in known]
+    if strange:
+        reading.warn(key, f"no MCP server of this name is configured: {_listed(strange)}", "they are left out")
+    return tuple(name for name in names if name not in strange)
 
 
 def read_denied(reading: Reading, key: str, value: Any) -> Denial:
@@ -179,7 +203,7 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
     limited = False
     patterns: list[tuple[str, str]] = []
     whole: set[str] = set()  # named without a pattern, which then limits nothing
-    out: dict[str, list[str]] = {"later": [], "mcp": [], "perhaps": [], "unknown": []}
+    out: dict[str, list[str]] = {"off": [], "mcp": [], "perhaps": [], "unknown": []}
     for piece in pieces:
         name, bracket, inner = piece.partition("(")
         name = mapped(name.strip(), reading.known_tools)
@@ -193,9 +217,14 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
             patterns.append((name, piece))
         else:
             whole.add(name)
-        if name.startswith("mcp__") and name not in (reading.known_tools or ()):
+        if reading.known_tools is not None and name.startswith(GROUPED) and not _of_a_server(name, reading.known_tools):
             out["mcp"].append(name)
-        elif reading.known_tools is None or _is_known(name, reading.known_tools) or name in reading.agent_tools:
+        elif (
+            reading.known_tools is None
+            or name.startswith(GROUPED)
+            or _is_known(name, reading.known_tools)
+            or name in reading.agent_tools
+        ):
             names.append(name)
         elif not reading.strict and may_be_an_agent(name):
             names.append(name)
@@ -203,7 +232,7 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
         else:
             out["unknown"].append(name)
     if reading.known_tools is not None:
-        out["later"] = [name for name in names if comes_later(name, reading.known_tools)]
+        out["off"] = [name for name in names if is_off(name, reading.known_tools)]
     _state(reading, key, out)
     if too_many(reading, key, len(agents), MAX_NAMES, "agents"):
         return None
@@ -220,11 +249,11 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
 
 
 def _state(reading: Reading, key: str, out: dict[str, list[str]]) -> None:
-    if out["later"]:
+    if out["off"]:
         state = reading.later if reading.strict else reading.remark
-        state(key, f"tools that come in a later version: {_listed(out['later'])}")
+        state(key, f"tools that are switched off on this server: {_listed(out['off'])}")
     if out["mcp"]:
-        reading.later(key, f"tools of MCP servers come in a later version: {_listed(out['mcp'])}")
+        reading.warn(key, f"no MCP server of this name is configured: {_listed(out['mcp'])}", "they are left out")
     if out["perhaps"]:
         then = "it is granted if an agent has it as its tool_name"
         reading.remark(key, f"there is no tool of the name {_listed(out['perhaps'])}; {then}")
@@ -232,8 +261,19 @@ def _state(reading: Reading, key: str, out: dict[str, list[str]]) -> None:
         reading.warn(key, f"unknown tools: {_listed(out['unknown'])}", "they are left out")
 
 
+def _of_a_server(name: str, known: frozenset[str]) -> bool:
+    """A tool of an MCP server that is configured, whether or not it is up: its group is among the known names."""
+    groups = (group for group in known if group.startswith(GROUPED))
+    return name == f"{GROUPED}*" or any(name == group or name.startswith(f"{group}__") for group in groups)
+
+
 def _is_known(name: str, known: frozenset[str]) -> bool:
-    return name in known or name in LATER or is_delegation(name)
+    return (
+        name in known
+        or name in OPTIONAL
+        or is_delegation(name)
+        or (name.startswith(GROUPED) and _of_a_server(name, known))
+    )
 
 
 def may_be_an_agent(name: str) -> bool:
@@ -241,9 +281,9 @@ def may_be_an_agent(name: str) -> bool:
     return name == normalised(name) and 1 <= len(name) <= MAX_TOOL_NAME and name not in _WORDS
 
 
-def comes_later(name: str, known: frozenset[str]) -> bool:
-    """A name that a later version gives a meaning, unless a tool here already has it."""
-    return name in LATER and name not in known
+def is_off(name: str, known: frozenset[str]) -> bool:
+    """A built-in tool that the operator has not switched on, unless a tool of that name is here."""
+    return name in OPTIONAL and name not in known
 
 
 def _listed(names: Sequence[str]) -> str:

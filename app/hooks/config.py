@@ -4,7 +4,7 @@ Gets plain values: it sees neither the settings nor the environment.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,18 +39,24 @@ class HookEntry:
     command: str | Sequence[str] | None = None
 
 
-def build_hooks(entries: Sequence[HookEntry], outgoing: Outgoing, environment: Mapping[str, str]) -> list[Hook]:
-    """The hooks of these entries. Raises ValueError that names the entry and says what to change."""
+def build_hooks(
+    entries: Sequence[HookEntry],
+    outgoing: Outgoing,
+    environment: Mapping[str, str],
+    mask: Callable[[bytes], bytes] = bytes,
+) -> list[Hook]:
+    """The hooks of these entries; `mask` takes secrets out of JSON that leaves this machine. Raises
+    ValueError that names the entry and says what to change."""
     hooks: list[Hook] = []
     for entry in entries:
         try:
-            hooks.append(_hook(entry, outgoing, environment))
+            hooks.append(_hook(entry, outgoing, environment, mask))
         except ValueError as error:
             raise ValueError(f"hooks.entries, {entry.name}: {error}") from error
     return hooks
 
 
-def _hook(entry: HookEntry, outgoing: Outgoing, environment: Mapping[str, str]) -> Hook:
+def _hook(entry: HookEntry, outgoing: Outgoing, environment: Mapping[str, str], mask: Callable[[bytes], bytes]) -> Hook:
     shared: dict[str, Any] = {
         "name": entry.name,
         "points": entry.points,
@@ -63,7 +69,7 @@ def _hook(entry: HookEntry, outgoing: Outgoing, environment: Mapping[str, str]) 
     if entry.kind == "webhook" and entry.url and entry.secret_env:
         outgoing.allowed(entry.url)
         key = _key(entry.secret_env, environment)
-        return WebhookHook(url=entry.url, key=key, outgoing=outgoing, **shared)
+        return WebhookHook(url=entry.url, key=key, outgoing=outgoing, mask=mask, **shared)
     if entry.kind == "command" and entry.command:
         kept = clean_environment(environment)
         return CommandHook(command=_command(entry.command, kept), environment=kept, **shared)

@@ -4,11 +4,15 @@ Knows nothing of what is sent. No message of it repeats a URL, since paths and p
 """
 
 import asyncio
+import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
 from yarl import URL
+
+from app.net.dialler import DialError, Dialler
+from app.net.urls import Target
 
 MAX_ANSWER_BYTES = 1 << 20  # room for the output of a tool that comes back changed
 
@@ -32,9 +36,13 @@ class Outgoing:
     A kept connection may be closed by the other side at any moment, and a message must not be lost to that.
     """
 
-    def __init__(self, hosts: Iterable[str], *, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
-        """`hosts`: `host` (any port), `host:port`, `[v6]:port`."""
+    def __init__(
+        self, hosts: Iterable[str], *, max_answer_bytes: int = MAX_ANSWER_BYTES, dialler: Dialler | None = None
+    ) -> None:
+        """`hosts`: `host` (any port), `host:port`, `[v6]:port`. `dialler` None: each of them may have any address,
+        since an operator has named it."""
         self._hosts = frozenset(host.strip().lower() for host in hosts)
+        self._dialler = dialler or Dialler(anywhere=True)
         self._max_answer_bytes = max_answer_bytes
 
     def allowed(self, url: str) -> URL:
@@ -63,18 +71,14 @@ class Outgoing:
                 return await self._exchange(target, body, {**sent, **headers}, host)
         except TimeoutError:
             raise OutgoingError(f"no answer from {host} within {timeout_s:g} s") from None
+        except DialError as error:
+            raise OutgoingError(f"no answer from {host}: {error}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise OutgoingError(f"no answer from {host}: {_reason(error)}") from None
 
     async def _exchange(self, target: URL, body: bytes, headers: Mapping[str, str], host: str) -> Answer:
         async with (
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, force_close=True),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),
-                auto_decompress=False,  # nothing compressed was asked for, and a small body can become a huge one
-                trust_env=False,
-            ) as session,
+            self._dialler.session(_dialled(target)) as session,
             session.post(target, data=body, headers=headers, allow_redirects=False) as response,
         ):
             if 300 <= response.status < 400:
@@ -98,6 +102,14 @@ class Outgoing:
 def _host(url: URL) -> str:
     host = (url.host or "").lower().rstrip(".")
     return f"[{host}]" if ":" in host else host
+
+
+def _dialled(url: URL) -> Target:
+    host = (url.raw_host or "").lower().rstrip(".")
+    try:
+        return Target(url=url, host=host, port=url.port or 0, address=ipaddress.ip_address(host))
+    except ValueError:
+        return Target(url=url, host=host, port=url.port or 0)
 
 
 def _reason(error: Exception) -> str:

@@ -50,7 +50,7 @@ class _Stream:
         self.stored = head
         self.queued = 0
         self.open = True
-        self.scopes: dict[str, bytes] = {}
+        self.scopes: dict[str, tuple[bytes, Run | None]] = {}
         self.texts: dict[str, dict[tuple[str, str | None], _Offset]] = {}
         self.waiters: list[tuple[int, asyncio.Future[None]]] = []
 
@@ -180,7 +180,8 @@ class Journal:
         key = run.id if run is not None else ""
         scoped = stream.scopes.get(key)
         if scoped is None:
-            scoped = stream.scopes[key] = scope_bytes(scope)
+            told = self._told(scope)
+            scoped = stream.scopes[key] = scope_bytes(told), told if isinstance(told, Run) else None
         if run is not None and (kind is events.STEP_COMPLETED or kind is events.STEP_RETRIED):
             self._flush_texts(stream, run)  # which a step that is tried again takes back as a whole
         event = Event(
@@ -189,10 +190,10 @@ class Journal:
             ts=ts,
             tenant=stream.tenant,
             session_id=stream.session_id,
-            run=run,
+            run=scoped[1],
             step=step,
             payload=kept,
-            envelope=envelope(seq, kind, ts, scoped, step),
+            envelope=envelope(seq, kind, ts, scoped[0], step),
             data=data,
             also=also,
         )
@@ -202,6 +203,13 @@ class Journal:
             stream.texts.pop(key, None)
         self._push(stream, event)
         return event
+
+    def _told(self, scope: Scope) -> Scope:
+        """Whose fact it is, as anybody may be told: a client chooses the names."""
+        if not isinstance(scope, Run):
+            return scope
+        agent, name = self._masker.text(scope.agent), None if scope.name is None else self._masker.text(scope.name)
+        return scope if (agent, name) == (scope.agent, scope.name) else replace(scope, agent=agent, name=name)
 
     def emit(self, run: Run, kind: EventKind[TextDelta], step: int, text: str, call_id: str | None = None) -> None:
         """Show a piece of text after everything that was recorded before it."""
@@ -250,7 +258,7 @@ class Journal:
 
     def _push(self, stream: _Stream, event: Event) -> None:
         stream.queued += 1
-        self._bytes += len(event.data) + len(event.envelope)
+        self._bytes += _cost(event)
         self._queue.append(event)
         self._stir()
 
@@ -373,7 +381,7 @@ class Journal:
             if isinstance(item, Event):
                 stream = self._streams[item.session_id]
                 stream.queued -= 1
-                self._bytes -= len(item.data) + len(item.envelope)
+                self._bytes -= _cost(item)
                 event = replaced.get(id(item), item)
                 if item.seq:
                     stream.stored = item.seq
@@ -434,6 +442,14 @@ class Journal:
         """Store what is left, then end the writer's thread; the last call."""
         await self.flush()
         await self._thread.close()
+
+
+def _cost(event: Event) -> int:
+    """Bytes that wait to be written with an event."""
+    size = len(event.data) + len(event.envelope)
+    for write in event.also:
+        size += sum(len(value) for value in write.values.values() if isinstance(value, str | bytes))
+    return size
 
 
 def _settle(waiter: asyncio.Future[None], error: Exception | None) -> None:

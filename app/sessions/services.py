@@ -15,7 +15,9 @@ from app.agent.errors import Unavailable
 from app.agent.events import Event
 from app.agent.supervisor import RunSupervisor
 from app.agent.tools import ToolRegistry
+from app.boxes.box import Standing
 from app.sessions.access import Access
+from app.sessions.artifacts import Artifacts
 from app.sessions.audit import AuditStore
 from app.sessions.delegations import Delegations
 from app.sessions.explaining import Explaining
@@ -23,6 +25,7 @@ from app.sessions.feed import EventFeed
 from app.sessions.inbox import Inbox
 from app.sessions.journal import Journal
 from app.sessions.service import Sessions
+from app.sessions.skills import SkillListing
 from app.sessions.tenant_agents import TenantAgents
 from app.sessions.tickets import Tickets
 
@@ -42,10 +45,30 @@ class MetricsReader(Protocol):
         """Everything in the format of Prometheus; `gauges` are what is measured only now."""
 
 
+class CommandBox(Protocol):
+    """In what commands run."""
+
+    async def standing(self) -> Standing:
+        """How well they are held."""
+
+    async def refusal(self) -> str | None:
+        """Why none is run; None when they are."""
+
+
+class McpStates(Protocol):
+    """The MCP servers whose tools there are."""
+
+    def states(self) -> Mapping[str, str]:
+        """How each server is, by name."""
+
+    def server_of(self, tool: str) -> str | None:
+        """The server of a tool name; None for a tool that is of none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """Everything that a client can ask. `check_store` raises when the store does not answer; `data_path` is the file
-    of the database, None when it lies elsewhere."""
+    of the database, None when it lies elsewhere. `commands`: None where none are run."""
 
     sessions: Sessions
     delegations: Delegations
@@ -53,14 +76,18 @@ class Services:
     inbox: Inbox
     explaining: Explaining
     audit: AuditStore
+    artifacts: Artifacts
     access: Access
     agents: TenantAgents
+    skills: SkillListing
     models: ModelCatalog
     tools: ToolRegistry
     journal: Journal
     supervisor: RunSupervisor
     metrics: MetricsReader
     check_store: Callable[[], Awaitable[None]]
+    commands: CommandBox | None = None
+    mcp: McpStates | None = None
     data_path: Path | None = None
     tickets: Tickets = field(default_factory=Tickets)
 
@@ -77,6 +104,7 @@ class Services:
             "journal": self.journal.problem,
             "store": await self._store_problem(),
             "disk": await asyncio.to_thread(self._disk_problem),
+            **({} if self.commands is None else {"commands": await self.commands.refusal()}),
         }
 
     async def _store_problem(self) -> str | None:

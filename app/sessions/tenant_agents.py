@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from app.agent.definition import AgentCatalog, AgentDefinition, Source
 from app.agent.delegation import tool_names
-from app.agent.errors import Conflict, InvalidRequest, NotFound, SubagentdError, Unsupported
+from app.agent.errors import Conflict, InvalidRequest, NotFound, Outdated, SubagentdError, Unsupported
 from app.agent.events import Write
 from app.agent.ids import now_us
 from app.agent.policy import ToolInherit
@@ -24,7 +24,7 @@ from app.sessions.requests import AgentReader
 
 log = logging.getLogger(__name__)
 
-TENANT = Source(kind="tenant")
+TENANT = "tenant"
 
 
 class FileProblem(Protocol):
@@ -111,12 +111,16 @@ class TenantAgents:
             except SubagentdError as error:
                 log.error("agent %r of tenant %s cannot be used: %s", stored.name, stored.tenant, error)
                 continue
-            self._catalog.set_tenant(stored.tenant, stored.name, replace(definition, source=TENANT))
+            self._catalog.set_tenant(stored.tenant, stored.name, _owned(definition, stored.version))
 
-    async def put(self, tenant: str, name: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    async def put(
+        self, tenant: str, name: str, data: Mapping[str, Any], expected: Sequence[str] = ()
+    ) -> tuple[dict[str, Any], bool]:
         """Store an agent and put it in force; the second value says whether the tenant had none of that name.
+        `expected`: the versions of which it must be one until now.
 
-        Raises `InvalidRequest` with the places of everything that is wrong, `Unsupported` for what comes later.
+        Raises `Outdated`, `InvalidRequest` with the places of everything that is wrong, `Unsupported` for what comes
+        later.
         """
         if "markdown" in data:
             raise Unsupported(
@@ -132,21 +136,24 @@ class TenantAgents:
         name = self._masker.text(name)
         given = self._masker.value({**data, "name": name})
         agent_tools = self._reader.tool_names([given], tenant)
-        definition = replace(self._reader.definition(given, "", agent_tools=agent_tools), source=TENANT)
+        definition = self._reader.definition(given, "", agent_tools=agent_tools)
         if definition.name != name:  # a blank at an end would make an agent that no request can name
             raise InvalidRequest(
                 f"the path names the agent {name!r}: without blanks at its ends it is {definition.name!r}, use that",
                 errors=[{"at": "name", "message": "blanks at an end"}],
             )
         async with self._changing:
+            self._check(tenant, name, expected)
             made = not self._own(tenant, name)
-            await self._write(tenant, name, self._reader.mapping(definition), deleted=False)
+            version = await self._write(tenant, name, self._reader.mapping(definition), deleted=False)
+            definition = _owned(definition, version)
             self._catalog.set_tenant(tenant, name, definition)
         return self._view(definition, tenant, self._agent_tools(tenant)), made
 
-    async def delete(self, tenant: str, name: str) -> None:
+    async def delete(self, tenant: str, name: str, expected: Sequence[str] = ()) -> None:
         """Take a tenant's own agent away; a file's agent of that name is in force again."""
         async with self._changing:
+            self._check(tenant, name, expected)
             if not self._own(tenant, name):
                 if self._catalog.get(tenant, name) is not None:
                     raise Conflict(
@@ -159,9 +166,9 @@ class TenantAgents:
 
     def _own(self, tenant: str, name: str) -> bool:
         definition = self._catalog.get(tenant, name)
-        return definition is not None and definition.source.kind == TENANT.kind
+        return definition is not None and definition.source.kind == TENANT
 
-    async def _write(self, tenant: str, name: str, definition: Mapping[str, Any], *, deleted: bool) -> None:
+    async def _write(self, tenant: str, name: str, definition: Mapping[str, Any], *, deleted: bool) -> int:
         now = now_us()
         version = await self._store.version(tenant, name) + 1
         values = {
@@ -174,6 +181,17 @@ class TenantAgents:
         }
         await self._journal.write(Write(table="agents", values=values))
         self._versions[tenant, name] = version
+        return version
+
+    def _check(self, tenant: str, name: str, expected: Sequence[str]) -> None:
+        """Raises `Outdated` unless one of the versions (`*`: any) is that of the tenant's agent; none: nothing is
+        expected."""
+        if not expected:
+            return
+        version = self._versions[tenant, name] if self._own(tenant, name) else None
+        if version is None or not {"*", str(version)} & set(expected):
+            there = "there is none of yours" if version is None else f"it has version {version} now"
+            raise Outdated(f"agent {name!r} is not the version that you changed: {there}; read it again")
 
     def get(self, tenant: str, name: str, parents: Sequence[str] = ()) -> dict[str, Any]:
         """The agent that is in force, with the tools that it has below `parents`, which are named from the root down.
@@ -215,10 +233,14 @@ class TenantAgents:
         }
 
     async def reload(self, tenant: str) -> dict[str, Any]:
-        """Read the files anew, off the event loop, and list what there is."""
+        """Read the files anew and list what there is."""
+        await self.reread()
+        return self.list(tenant)
+
+    async def reread(self) -> None:
+        """Read the files anew, off the event loop."""
         async with self._reloading:
             await asyncio.to_thread(self._catalog.reload)
-        return self.list(tenant)
 
     def _agent_tools(self, tenant: str) -> dict[str, tuple[str, ...]]:
         """Which agent a name means that an agent has as its tool."""
@@ -237,7 +259,7 @@ class TenantAgents:
         `missing_tools` those that do not exist."""
         granted = self._grants.of([*above, definition], agent_tools)
         named, delegation = granted.names, granted.delegation
-        own = definition.source.kind == TENANT.kind
+        own = definition.source.kind == TENANT
         return {
             **self._reader.mapping(definition),
             "mode": definition.mode.value,
@@ -247,6 +269,10 @@ class TenantAgents:
             "delegation_tools": list(delegation),
             "missing_tools": [name for name in named if name not in self._tools and name not in delegation],
         }
+
+
+def _owned(definition: AgentDefinition, version: int) -> AgentDefinition:
+    return replace(definition, source=Source(kind=TENANT, version=version))
 
 
 def source_view(source: Source) -> dict[str, str | None]:

@@ -307,7 +307,7 @@ def _tool_result(rows: Projection, event: Event, payload: Mapping[str, Any]) -> 
     message = _message_row(event, payload)
     message |= {"role": Role.TOOL.value, "reasoning": None, "tool_calls": None, "tokens": None}
     message |= {"tool_call_id": payload["call_id"], "tool": payload["tool"][:MAX_NAME], "is_error": payload["is_error"]}
-    message["metadata"] = _some(payload, "provider_call_id", "status", "length")
+    message["metadata"] = _some(payload, "provider_call_id", "status", "length", "artifact_id")
     rows.messages.append(message)
     after = payload["memory_seq"] + 1
     rows.touch_memory(event, payload["memory_id"], message["agent"], turn=payload["turn"] + 1, seq=after)

@@ -38,6 +38,7 @@ from app.store.tables import (
     events,
     handoffs,
     idempotency_keys,
+    mcp_pins,
     memories,
     messages,
     notes,
@@ -55,7 +56,7 @@ _JSON = {
 }
 _RESULT = ("status", "is_error", "message_id", "result_seq", "ended_at", "duration_ms")
 # What is written without an event; the other tables belong to the projection.
-_LONE = {table.name: table for table in (agents, api_keys, artifacts, idempotency_keys, notes, tenants)}
+_LONE = {table.name: table for table in (agents, api_keys, artifacts, idempotency_keys, mcp_pins, notes, tenants)}
 # What a deleted session leaves behind nothing of, with the column that holds the number of the event.
 _ERASED = (
     (messages, "seq"), (tool_calls, "seq"), (decisions, "seq"), (runs, "first_seq"), (handoffs, "start_seq"),

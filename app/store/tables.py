@@ -306,6 +306,18 @@ agents = Table(
     key("name", "version"),
 )
 
+mcp_pins = Table(
+    "mcp_pins",
+    metadata,
+    tenant(),
+    text("server"),
+    text("source"),
+    text("tool"),
+    text("digest"),
+    big("created_at"),
+    key("server", "source", "tool"),
+)
+
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,

@@ -1,5 +1,6 @@
 """`read_file`: a text file of the workspace, or a range of its lines. Knows how to read, not how to find or write."""
 
+import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO
 from app.agent.errors import ToolError
 from app.agent.tools import ToolContext, ToolResult, ToolSpec
 from app.boxes.directory import BoxError, Directories, Directory, Kind, NotAFile, shown
+from app.tools.file_states import Content, FileStates, Reading
 from app.tools.text import SNIFF_BYTES, LineReader, encoding_of
 from app.tools.threads import Effort, interruptible
 
@@ -97,11 +99,14 @@ class ReadFile:
         },
         read_only=True,
         concurrency_safe=True,
+        aliases={"file_path": "path"},
     )
 
-    def __init__(self, directories: Directories, threads: Executor) -> None:
+    def __init__(self, directories: Directories, threads: Executor, states: FileStates | None = None) -> None:
+        """`states`: what is known of files already, shared with those who write; None: only for this tool."""
         self._directories = directories
         self._threads = threads
+        self._states = states or FileStates()
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Read the range. Raises `ToolError` when there is no such text."""
@@ -112,22 +117,39 @@ class ReadFile:
         def work(stop: threading.Event) -> str:
             with model_readable(path):
                 directory = self._directories.get(context.workspace)
+                who = Reading(context.session.id, context.run.memory_id, directory.place(path) or "")
                 effort = Effort(stop, seconds=READ_SECONDS)
-                return _read(directory, path, offset, limit, effort, context.refuses)
+                return _read(opened(directory, path, context.refuses), path, offset, limit, effort, self._states, who)
 
         return ToolResult(content=await interruptible(self._threads, work))
 
 
-def _read(directory: Directory, path: str, offset: int, limit: int, effort: Effort, refuses: Refuses) -> str:
-    with os.fdopen(opened(directory, path, refuses), "rb") as file:
+def _read(opened_fd: int, path: str, offset: int, limit: int, effort: Effort, states: FileStates, who: Reading) -> str:
+    with os.fdopen(opened_fd, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        found = encoding_of(file.read(SNIFF_BYTES))
+        known = _known(file, size, effort, states, who)
+        source: BinaryIO = file if known is None else io.BytesIO(known.data)
+        size = size if known is None else len(known.data)
+        found = encoding_of(source.read(SNIFF_BYTES))
         if found is None:
             raise ToolError(f"{shown(path)} is a binary file of {size:,} bytes; read_file shows text only")
         encoding, mark = found
-        file.seek(mark)
-        page = _collect(file, LineReader(encoding), _Page(first=offset), limit, size <= COUNTED_BYTES, effort)
-    return _answer(path, page, size, effort)
+        source.seek(mark)
+        page = _collect(source, LineReader(encoding), _Page(first=offset), limit, size <= COUNTED_BYTES, effort)
+    answer = _answer(path, page, size, effort)
+    if known is not None:
+        states.saw(who, known)
+    return answer
+
+
+def _known(file: BinaryIO, size: int, effort: Effort, states: FileStates, who: Reading) -> Content | None:
+    """The whole content; None for a file that is read where it lies: a large one, or one that takes too long."""
+    if size > COUNTED_BYTES or not who.place:
+        return None
+    content = states.content(who, file.fileno(), effort.in_time)
+    if content is None:
+        file.seek(0)
+    return content
 
 
 def _collect(file: BinaryIO, reader: LineReader, page: _Page, limit: int, count: bool, effort: Effort) -> _Page:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.agent import artifacts
 from app.agent.errors import ToolError
 from app.agent.tools import OutputLimit, ToolContext
 from app.tools.function import tool
@@ -254,11 +255,42 @@ async def test_an_output_over_the_limit_is_cut_for_the_model_and_says_how_long_i
 
     limit = OutputLimit(max_chars=200, head_chars=50, tail_chars=50)
     async with world(tmp_path, tools=(Probe("long", long),), output_limit=limit) as w:
-        row = await w.finished(await w.run(turn(call("long"))))
-        (result,) = await results(w, row["session_id"])
-        assert result["content"].startswith("h" * 50 + "\n\n[… 1000 characters left out of 1100 …]")
+        ended = await w.finished(await w.run(turn(call("long"))))
+        (result,) = await results(w, ended["session_id"])
+        note = f"[… 1000 characters left out of 1100; the whole is artifact {result['artifact_id']} …]"
+        assert result["content"].startswith("h" * 50 + "\n\n" + note)
         assert result["content"].endswith("t" * 50)
         assert (result["length"], shown(w)) == (1100, [result["content"]])
+        (row,) = await w.rows("artifacts", session_id=ended["session_id"])
+        assert (row["id"], row["call_id"], row["run_id"]) == (result["artifact_id"], result["call_id"], ended["id"])
+        assert row["content"] == b"h" * 50 + b"m" * 1000 + b"t" * 50
+        assert (row["size_bytes"], row["media_type"]) == (1100, "text/plain; charset=utf-8")
+
+
+@pytest.mark.spec("7.5", "12.6")
+async def test_an_artifact_is_whole_masked_bounded_and_offered_only_to_those_who_can_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def long(_arguments: Mapping[str, Any], _context: ToolContext) -> str:
+        return "é" * 500 + "sk-0123456789" + "é" * 500
+
+    async def nothing(_arguments: Mapping[str, Any], _context: ToolContext) -> str:
+        return ""
+
+    monkeypatch.setattr(artifacts, "MAX_BYTES", 1501)  # in the middle of a character
+    limit = OutputLimit(max_chars=200, head_chars=50, tail_chars=50)
+    tools = (Probe("long", long), Probe("read_artifact", nothing))
+    async with world(tmp_path, tools=tools, output_limit=limit, secrets=["sk-0123456789"]) as w:
+        ended = await w.finished(await w.run(turn(call("long"))))
+        (result,) = await results(w, ended["session_id"])
+        assert "; read_artifact reads it …]" in result["content"]
+        (row,) = await w.rows("artifacts", session_id=ended["session_id"])
+        text = row["content"].decode()
+        assert text.startswith("é" * 500 + "[masked]" + "é")
+        assert text.endswith("é\n[cut here: the output was larger than an artifact may be]")
+        assert row["size_bytes"] == len(row["content"])
+        await w.finished(await w.run(turn(call("read_artifact"))))  # what is short leaves none
+        assert len(await w.rows("artifacts")) == 1
 
 
 @pytest.mark.spec("12.6")

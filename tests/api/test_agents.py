@@ -48,6 +48,37 @@ async def test_an_agent_put_over_the_api_is_in_force_at_once_and_after_a_restart
         assert (third.status_code, third.json()["version"]) == (201, 4)
 
 
+@pytest.mark.spec("14.14")
+async def test_a_change_of_a_version_that_is_not_there_any_more_is_refused_and_runs_say_which_they_ran(
+    tmp_path: Path,
+) -> None:
+    async with in_process(tmp_path) as running, running.client() as http:
+
+        async def put(steps: int, match: str | None) -> httpx.Response:
+            headers = {} if match is None else {"If-Match": match}
+            return await http.put("/v1/agents/mine", json={**OWN, "mode": "all", "max_steps": steps}, headers=headers)
+
+        assert (await put(1, '"1"')).status_code == 412
+        assert (await put(1, "*")).status_code == 412
+        assert (await put(1, None)).headers["etag"] == '"1"'
+        second = await put(2, '"1"')
+        assert (second.status_code, second.headers["etag"], second.json()["version"]) == (200, '"2"', 2)
+        stale = await put(3, '"1"')
+        assert (stale.status_code, stale.json()["code"]) == (412, "outdated")
+        assert "version 2" in stale.json()["detail"]
+        assert (await put(3, 'W/"2"')).status_code == 412
+        assert (await put(3, '"1", "2"')).json()["version"] == 3
+        shown = await http.get("/v1/agents/mine")
+        assert (shown.headers["etag"], shown.json()["max_steps"]) == ('"3"', 3)
+        assert "etag" not in (await http.get("/v1/agents/scout")).headers
+        assert (await http.delete("/v1/agents/mine", headers={"If-Match": '"2"'})).status_code == 412
+        run = (await http.post("/v1/delegations", json={"agent": "mine", "task": "hello"})).json()
+        wanted = {"params": {"types": "run.queued"}, "headers": {"Accept": "application/json"}}
+        page = await http.get(f"/v1/runs/{run['run_id']}/events", **wanted)  # type: ignore[arg-type]
+        assert [event["data"]["agent_version"] for event in page.json()["items"]] == [3]
+        assert (await http.delete("/v1/agents/mine", headers={"If-Match": '"3"'})).status_code == 204
+
+
 @pytest.mark.spec("14.14", "10.3")
 async def test_a_tenants_agent_hides_that_of_a_file_until_it_is_deleted(tmp_path: Path) -> None:
     async with in_process(tmp_path) as running, running.client() as http:
@@ -136,7 +167,11 @@ async def test_what_there_is_can_be_asked_for(tmp_path: Path) -> None:
         assert tools["read_file"]["parameters"]["type"] == "object"
         models = {model["name"] for model in (await http.get("/v1/models")).json()["items"]}
         assert "scripted:echo" in models
-        for later in ("/v1/skills", "/v1/tasks", "/v1/artifacts/art_x"):
+        assert (await http.get("/v1/skills")).json() == {
+            "items": [], "next": None, "shadowed": [], "broken": [], "warnings": [],
+        }  # fmt: skip
+        assert "load_skill" not in tools, "without skills there is nothing that it could load"
+        for later in ("/v1/tasks", "/v1/artifacts/art_x"):
             assert (await http.get(later)).status_code == 404
 
 

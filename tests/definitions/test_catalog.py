@@ -9,7 +9,7 @@ import pytest
 
 from app.agent.definition import AgentCatalog, AgentDefinition, Source
 from app.definitions import Catalog, Severity
-from app.definitions import catalog as catalog_module
+from app.definitions import files as files_module
 from app.definitions.toolnames import BUILT_IN
 
 
@@ -20,7 +20,7 @@ def write(path: Path, name: str | None, description: str = "d", more: str = "") 
 
 
 def read(*directories: Path, library: Path | None = None) -> Catalog:
-    catalog = Catalog(directories, library=library)
+    catalog = Catalog(directories, library=library, trusted=True)
     catalog.reload()
     return catalog
 
@@ -217,7 +217,7 @@ def test_a_file_that_is_too_large_is_reported_unread(tmp_path: Path) -> None:
 
 
 def test_more_files_than_the_limit_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_module, "MAX_FILES", 2)
+    monkeypatch.setattr(files_module, "MAX_FILES", 2)
     for name in "abc":
         write(tmp_path / f"{name}.md", name)
     report = read(tmp_path).report("t")

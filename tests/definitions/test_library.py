@@ -17,7 +17,7 @@ def agents(*directories: Path, library: bool = True) -> dict[str, AgentDefinitio
     catalog.reload()
     report = catalog.report("default")
     assert report.broken == ()
-    assert all("later version" in problem.message for problem in report.problems)
+    assert all("switched off on this server" in problem.message for problem in report.problems)
     return {agent.name: agent for agent in report.agents}
 
 

@@ -193,10 +193,9 @@ def test_values_that_are_nested_too_deep_are_refused() -> None:
     [
         ({"background": True}, "background"),
         ({"hooks": {"Stop": [1]}}, "hooks"),
-        ({"mcpServers": ["time"]}, "mcpServers"),
-        ({"skills": ["pdf"]}, "skills"),
-        ({"permissionMode": "plan"}, "permissionMode"),
-        ({"tools": ["Read", "mcp__a__b"]}, "tools"),
+        ({"mcpServers": {"time": {"command": "x"}}}, "mcpServers"),
+        ({"permissionMode": "acceptEdits"}, "permissionMode"),
+        ({"memory": "project"}, "memory"),
     ],
 )
 @pytest.mark.spec("10.1")
@@ -255,9 +254,9 @@ def test_unknown_tools_are_refused_where_it_is_known_which_there_are() -> None:
 
 
 @pytest.mark.spec("10.2")
-def test_a_tool_of_a_later_version_is_refused_unless_this_service_has_it_or_the_definition_was_stored() -> None:
+def test_a_tool_that_is_off_is_refused_unless_this_service_has_it_or_the_definition_was_stored() -> None:
     data = {**NAMED, "tools": ["Read", "Bash", "execute_task"]}
-    with pytest.raises(Unsupported, match=r"later version: run_command$"):
+    with pytest.raises(Unsupported, match=r"switched off on this server: run_command$"):
         from_mapping(data, source=INLINE, known_tools=BUILT_IN)
     own = BUILT_IN | {"run_command"}
     for known in (own, None):

@@ -83,13 +83,16 @@ agents:
 """
 
 
+TRUSTED = {"SUBAGENTD_TRUSTED_AGENTS": "true"}  # files that name code of the operator
+
+
 def operated(folder: Path, *tools: str) -> dict[str, str]:
     """The environment of a service whose operator has a module of own things, and a script."""
     (folder / "own_things.py").write_text(OWN)
     functions = json.dumps([f"own_things:{name}" for name in tools])
     found = {"PYTHONPATH": f"{ROOT}:{folder}", "SUBAGENTD_TOOLS__FUNCTIONS": functions}
     # attempts of a handoff are counted here, not tries of a step
-    return {**script(folder, PLAY), **found, "OPERATOR_TOKEN": TOKEN, "SUBAGENTD_LOOP__RETRIES": "0"}
+    return {**script(folder, PLAY), **found, "OPERATOR_TOKEN": TOKEN, "SUBAGENTD_LOOP__RETRIES": "0", **TRUSTED}
 
 
 def definition(folder: Path, name: str, *lines: str) -> str:

@@ -161,7 +161,7 @@ async def test_a_dead_webhook_keeps_a_subagent_from_starting_but_not_from_ending
         folder = tmp_path / point
         folder.mkdir()
         entry = hook("far", points=(point,), url=f"http://{host}/")
-        async with hooked(folder, [entry], ["write_file"], [host], script(folder, TREE_PLAY)) as (_, client):
+        async with hooked(folder, [entry], ["put_file"], [host], script(folder, TREE_PLAY)) as (_, client):
             run = await finished(client, (await client.request("POST", "/v1/runs", tree()))["id"])
             assert (run["status"], run["output"]) == ("completed", "Lead is done.")
             seen = await events_of(client, f"/v1/sessions/{run['session_id']}/events")
@@ -179,25 +179,25 @@ agents:
   - when: {system_contains: "You are lead"}
     turns:
       - calls:
-          - {tool: write_file, arguments: {path: lead.txt}}
+          - {tool: put_file, arguments: {path: lead.txt}}
           - {tool: dispatch_subagent, arguments: {agent_type: middle, task: "go on"}}
       - {text: "Lead is done."}
   - when: {system_contains: "You are middle"}
     turns:
       - calls:
-          - {tool: write_file, arguments: {path: middle.txt}}
+          - {tool: put_file, arguments: {path: middle.txt}}
           - {tool: dispatch_subagent, arguments: {agent_type: worker, task: "write"}}
       - {text: "Middle is done."}
   - when: {system_contains: "You are worker"}
     turns:
-      - {calls: [{tool: write_file, arguments: {path: worker.txt}}]}
+      - {calls: [{tool: put_file, arguments: {path: worker.txt}}]}
       - {text: "Worker is done."}
 """
 
 
 def tree() -> dict[str, Any]:
     """A lead, its child and its grandchild."""
-    tools = ["Agent", "write_file"]
+    tools = ["Agent", "put_file"]
     return {
         "agent": "lead",
         "agents": [
@@ -218,13 +218,13 @@ async def test_one_command_keeps_parent_child_and_grandchild_from_writing_and_is
     tmp_path: Path,
 ) -> None:
     every = ("OnSubagentStart", "PreToolUse", "PostToolUse", "OnSubagentStop")
-    entry, told = guard(tmp_path, points=every, matcher="Write")
-    async with hooked(tmp_path, [entry], ["write_file"], env=script(tmp_path, TREE_PLAY)) as (service, client):
+    entry, told = guard(tmp_path, points=every, matcher="put_file")
+    async with hooked(tmp_path, [entry], ["put_file"], env=script(tmp_path, TREE_PLAY)) as (service, client):
         run = await finished(client, (await client.request("POST", "/v1/runs", tree()))["id"])
         assert (run["status"], run["output"]) == ("completed", "Lead is done.")
         assert list(service.workspace.iterdir()) == []
         seen = await events_of(client, f"/v1/sessions/{run['session_id']}/events")
-        results = [e for e in seen if e["type"] == "tool.result" and e["data"]["tool"] == "write_file"]
+        results = [e for e in seen if e["type"] == "tool.result" and e["data"]["tool"] == "put_file"]
         assert sorted(e["depth"] for e in results) == [0, 1, 2]
         assert {(e["data"]["status"], "nobody writes here" in e["data"]["content"]) for e in results} == {
             ("denied", True)
@@ -255,18 +255,18 @@ async def test_a_webhook_changes_what_a_tool_is_given_and_what_it_gave_at_every_
     before, after = says({"mutate_input": {"path": "safe.txt"}}), says({"mutate_output": "[checked]"})
     async with loopback(before) as changing, loopback(after) as checking:
         entries = [
-            hook("changing", url=changing.url, matcher="write_file"),
-            hook("checking", points=("PostToolUse",), url=checking.url, matcher="write_file"),
+            hook("changing", url=changing.url, matcher="put_file"),
+            hook("checking", points=("PostToolUse",), url=checking.url, matcher="put_file"),
         ]
         hosts = [changing.host, checking.host]
-        async with hooked(tmp_path, entries, ["write_file"], hosts, script(tmp_path, TREE_PLAY)) as (service, client):
+        async with hooked(tmp_path, entries, ["put_file"], hosts, script(tmp_path, TREE_PLAY)) as (service, client):
             run = await finished(client, (await client.request("POST", "/v1/runs", tree()))["id"])
             assert [path.name for path in service.workspace.iterdir()] == ["safe.txt"]
             seen = await events_of(client, f"/v1/sessions/{run['session_id']}/events", types="tool.result")
-            contents = [e["data"]["content"] for e in seen if e["data"]["tool"] == "write_file"]
+            contents = [e["data"]["content"] for e in seen if e["data"]["tool"] == "put_file"]
             assert contents == ["[checked]"] * 3
         assert sorted(request.json["depth"] for request in changing.requests) == [0, 1, 2]  # they run side by side
-        assert _responses(checking) == ["write_file wrote safe.txt"] * 3
+        assert _responses(checking) == ["put_file wrote safe.txt"] * 3
 
 
 def _responses(server: Loopback) -> list[str]:

@@ -240,6 +240,7 @@ async def test_a_filter_that_returns_nothing_leaves_the_call_as_it_was(tmp_path:
     for name, functions in (("keeping", ["keep"]), ("louder", ["keep", "louder"])):
         page = FILTERED.format(name=name, filters=", ".join(f"'filters_of_000:{function}'" for function in functions))
         (tmp_path / "agents" / f"{name}.md").write_text(page)
+    (tmp_path / "subagentd.toml").write_text("trusted_agents = true\n")
     asked = once(("subagent_helper", '{"task": "Work.", "context": "Here."}'))
     async with own_world(tmp_path, "--agents", str(tmp_path / "agents")) as world:
         for name, child in (("keeping", "Work.\n\nContext:\nHere."), ("louder", "Work. 2!\n\nContext:\nHere.")):

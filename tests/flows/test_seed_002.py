@@ -18,7 +18,7 @@ from tests.flows.surface_world import World, boss, once, surface_world
 from tests.service import WAIT_S, agent, events_of, finished
 from tests.stubs.openai_stub import Answer, Request, calls, chunk, stream, text
 
-SETTINGS = 'agents = ["agents"]\n'
+SETTINGS = 'agents = ["agents"]\ntrusted_agents = ["agents"]\n'
 RUNNERS = '''
 async def count(task, context):
     """Stands in for the loop of the agent that names it."""

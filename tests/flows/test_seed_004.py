@@ -143,7 +143,7 @@ async def test_a_child_is_set_up_from_its_parent_plainly_with_every_option_or_wi
         return alone
 
     plain = await tools_of()
-    assert (plain["tools"], plain["max_steps"]) == (["read_file", "glob", "grep"], 5)
+    assert (plain["tools"], plain["max_steps"]) == (["read_file", "glob", "grep", "read_artifact"], 5)
     own = await tools_of(tools=["grep"])
     assert own["tools"] == ["grep"]
     options = {"name": "Scout", "context": "Be quick.", "max_steps": 7, "timeout_ms": 60_000, "thinking": "on"}

@@ -27,11 +27,14 @@ def reply(request):
 KEEPER: dict[str, Any] = {"session_mode": "reuse_session", "tools": []}
 
 
+TRUSTED = {"SUBAGENTD_TRUSTED_AGENTS": "true"}  # files that name code of the operator
+
+
 def playing(folder: Path, **env: str) -> dict[str, str]:
     """The environment of a service whose model is the script."""
     (folder / "scripts").mkdir(exist_ok=True)
     (folder / "scripts" / "keep.py").write_text(SCRIPT)
-    return {"SUBAGENTD_MODELS__SCRIPTS": str(folder / "scripts"), "SUBAGENTD_MODEL": "scripted:keep", **env}
+    return {"SUBAGENTD_MODELS__SCRIPTS": str(folder / "scripts"), "SUBAGENTD_MODEL": "scripted:keep", **TRUSTED, **env}
 
 
 def lead(*agents: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
@@ -199,7 +202,7 @@ def with_clerks(folder: Path) -> str:
 
 @pytest.mark.spec("10.5", "13.3", "14.7", "14.9")
 async def test_an_own_runner_leads_a_session_and_takes_delegations_without_any_model(tmp_path: Path) -> None:
-    async with serving(tmp_path, "--agents", with_clerks(tmp_path)) as service, service.client() as client:
+    async with serving(tmp_path, "--agents", with_clerks(tmp_path), env=TRUSTED) as service, service.client() as client:
         names = [a["name"] for a in (await client.page("/v1/agents"))["items"]]
         assert {"clerk", "thread", "closed"} <= set(names)
         run = await client.request("POST", "/v1/runs", {"agent": "clerk", "input": "Who?"})

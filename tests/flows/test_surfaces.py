@@ -337,4 +337,4 @@ async def test_agent_with_names_limits_every_surface_of_the_session(world: World
 async def test_an_agent_without_tools_gets_the_read_only_built_in_ones(world: World) -> None:
     await world.run(lambda _: text("done"), [agent("boss", mode="primary")])
     names = [tool["function"]["name"] for tool in world.stub.requests[0].body["tools"]]
-    assert names == ["read_file", "glob", "grep"]
+    assert names == ["read_file", "glob", "grep", "read_artifact"]

@@ -16,8 +16,11 @@ PLAY = """
 agents:
   - when: {system_contains: "You are asker"}
     turns: [{calls: [{tool: glob, arguments: {pattern: "*"}}]}, {text: "Asked."}]
+  - when: {system_contains: "You are talker"}
+    turns: [{calls: [{tool: glob, arguments: {pattern: "*"}}]}, {text: "Talked."}]
   - turns: [{text: "Answer of {{ task }}."}]
 """
+SMALL = {"SUBAGENTD_TOOLS__MAX_OUTPUT_CHARS": "1000", "SUBAGENTD_TOOLS__OUTPUT_HEAD_CHARS": "100"}
 ROOT_KEY = "root-key-of-at-least-16-characters"
 QUICK = {"agent": "quick", "agents": [agent("quick", mode="all", tools=[])], "input": "Hi."}
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -60,7 +63,12 @@ async def things_of(client: Client) -> dict[str, str]:
         while not (asked := (await client.page("/v1/permissions"))["items"]):
             pass
     await client.request("POST", f"/v1/runs/{asking['id']}/cancel")
+    talker = agent("talker", mode="all", tools=["glob"])
+    talking = await client.request("POST", "/v1/runs", {"agent": "talker", "agents": [talker], "input": "x"})
+    await finished(client, talking["id"])
+    told = (await client.page(f"/v1/sessions/{talking['session_id']}/messages", role="tool"))["items"]
     return {
+        "/v1/artifacts/": told[0]["metadata"]["artifact_id"],
         "/v1/permissions/": asked[0]["id"],
         "/v1/sessions/": run["session_id"],
         "/v1/runs/": run["id"],
@@ -89,8 +97,10 @@ def bodies(path: str) -> Any:
 async def test_every_route_with_the_ids_of_one_tenant_and_the_key_of_another_answers_like_an_unknown_id(
     tmp_path: Path,
 ) -> None:
-    env = {**script(tmp_path, PLAY), "SUBAGENTD_KEY": ROOT_KEY}
+    env = {**script(tmp_path, PLAY), **SMALL, "SUBAGENTD_KEY": ROOT_KEY}
     async with serving(tmp_path, env=env) as service:
+        for number in range(60):
+            (service.workspace / f"a name of some length {number}").touch()
         scopes = ("run", "read", "approve", "admin")
         key_a, key_b = await key_of(service, "a", *scopes), await key_of(service, "b", *scopes)
         async with service.client(key_b) as client:

@@ -13,6 +13,7 @@ import pytest
 
 from app.agent.hooks import Decision, HookPoint, OnFailure, Outcome
 from app.hooks.webhook import WebhookHook
+from app.masking import ValueMasker
 from app.net.outgoing import Outgoing
 from tests.hooks.calls import asked, told
 from tests.net.loopback import Loopback, http, loopback, says, unused_port
@@ -68,6 +69,24 @@ async def test_what_a_webhook_says_is_done() -> None:
     async with guarded(says({"mutate_output": "nothing"})) as (hook, _):
         outcome, _decisions = await asked(hook, call=told(HookPoint.POST_TOOL_USE))
     assert outcome.call.output == "nothing"
+
+
+@pytest.mark.spec("6.3", "12.6")
+async def test_a_webhook_is_told_no_secret_and_cannot_put_the_mask_into_a_call() -> None:
+    secret, mask = "known-secret-71", ValueMasker(["known-secret-71"]).json
+    call = told(arguments={"path": f"of-{secret}"})
+    async with guarded(says({}), mask=mask) as (hook, server):
+        outcome, _ = await asked(hook, call=call)
+    (request,) = server.requests
+    assert request.json["tool_input"] == {"path": "of-[masked]"}
+    assert outcome.call.arguments == {"path": f"of-{secret}"}  # the call itself is what it was
+    async with guarded(says({"mutate_input": {"path": "of-[masked]"}}), mask=mask) as (hook, _):
+        outcome, decisions = await asked(hook, call=call)
+    assert outcome.blocked_by == "guard"
+    assert "a secret masked" in str(decisions[0])
+    async with guarded(says({"mutate_input": {"path": "other"}}), mask=mask) as (hook, _):
+        outcome, _ = await asked(hook, call=call)
+    assert outcome.call.arguments == {"path": "other"}
 
 
 @pytest.mark.spec("6.3")

@@ -3,12 +3,15 @@
 import io
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from app.masking import ValueMasker
-from app.telemetry.logs import _Masking, mask_with, setup
+from app.masking.in_force import mask_with
+from app.telemetry.logs import setup, take_strays
 
 SECRET = "sk-live-0123456789abcdef"
 
@@ -19,7 +22,7 @@ def _as_before() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers[:], root.level = handlers, level
-    _Masking.masker = None
+    mask_with(ValueMasker())
 
 
 def written(json_lines: bool) -> io.StringIO:
@@ -65,3 +68,44 @@ def test_the_server_writes_through_the_same_handler() -> None:
     stream = written(json_lines=True)
     logging.getLogger("uvicorn.error").info("Started")
     assert json.loads(stream.getvalue())["message"] == "Started"
+
+
+@pytest.mark.spec("12.6")
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_a_message_that_cannot_be_made_is_dropped_and_its_arguments_are_not_written(
+    json_lines: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = written(json_lines)
+    wrong = "two %s %s"
+    logging.getLogger("app.x").warning(wrong, SECRET)
+    text = stream.getvalue()
+    assert "cannot be written: TypeError" in text
+    assert "app.x" in text
+    assert SECRET not in text + "".join(capfd.readouterr())
+
+
+@pytest.mark.spec("12.6")
+def test_what_nobody_catches_in_a_thread_or_a_finalizer_is_a_masked_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # given back afterwards
+    stream = written(json_lines=True)
+    take_strays()
+
+    class Leaving:
+        def __del__(self) -> None:
+            raise RuntimeError(f"left {SECRET}")
+
+    def fail() -> None:
+        raise RuntimeError(f"ran {SECRET}")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join(10)
+    del (leaving := [Leaving()])[0]
+    assert leaving == []
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["message"] for line in lines] == ["nobody caught RuntimeError"] * 2
+    assert ["ran [masked]" in lines[0]["traceback"], "left [masked]" in lines[1]["traceback"]] == [True, True]
+    assert SECRET not in stream.getvalue() + "".join(capfd.readouterr())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.agent.errors import InvalidArguments, ToolError
-from app.agent.tools import Tool, ToolContext
+from app.agent.tools import Interrupt, Tool, ToolContext
 from app.boxes.directory import Directories
 from app.tools import search
 from app.tools.search import Grep
@@ -209,12 +209,12 @@ async def test_a_search_that_is_cancelled_ends_at_once_and_frees_its_thread(
 
 @pytest.mark.spec("7.1", "7.3")
 def test_the_built_in_tools_declare_what_they_are(tools: Mapping[str, Tool]) -> None:
-    assert list(tools) == ["read_file", "glob", "grep"]
-    for tool in tools.values():
+    assert list(tools) == ["read_file", "write_file", "edit_file", "glob", "grep", "web_fetch"]
+    for name, tool in tools.items():
         spec = tool.spec
         assert spec is tool.spec
-        assert spec.read_only
-        assert spec.concurrency_safe
+        assert spec.read_only == spec.concurrency_safe == (name not in ("write_file", "edit_file"))
+        assert spec.interrupt is (Interrupt.CANCEL if spec.read_only else Interrupt.BLOCK)
         assert spec.timeout_ms == 60_000
         assert spec.parameters["additionalProperties"] is False
         assert set(spec.parameters["required"]) <= set(spec.parameters["properties"])

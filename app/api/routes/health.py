@@ -1,5 +1,7 @@
 """For operators: does the process answer, can it take work, what did it do."""
 
+from typing import Any
+
 from fastapi import Request
 from starlette.responses import Response
 
@@ -31,9 +33,14 @@ async def readiness(request: Request) -> Response:
     services: Services = request.app.state.services
     checks = await services.readiness()
     ready = not any(checks.values())
-    return answer(
-        {"ready": ready, "checks": {name: why or "ok" for name, why in checks.items()}}, 200 if ready else 503
-    )
+    told: dict[str, Any] = {"ready": ready, "checks": {name: why or "ok" for name, why in checks.items()}}
+    if services.commands is not None:
+        standing = await services.commands.standing()
+        told["sandbox"] = {"level": standing.level, "missing": dict(standing.missing)}
+    servers = services.mcp.states() if services.mcp is not None else {}
+    if servers:
+        told["mcp"] = dict(servers)
+    return answer(told, 200 if ready else 503)
 
 
 @router.get(

@@ -41,7 +41,7 @@ class Shadowed(Answer):
 
 
 class FileProblem(Answer):
-    """Something wrong with an agent file."""
+    """Something wrong with a file of an agent or skill."""
 
     path: str
     line: int
@@ -58,6 +58,29 @@ class AgentList(Page):
     warnings: list[FileProblem]
 
 
+class Skill(Answer):
+    """A skill in force; `folder` is where its files lie on the server."""
+
+    name: str
+    description: str
+    folder: str
+
+
+class ShadowedSkill(Skill):
+    """A valid skill that another one of its name hides."""
+
+    by: str = Field(description="The folder of that one.")
+
+
+class SkillList(Page):
+    """All skills, and everything wrong with their files."""
+
+    items: list[Skill]
+    shadowed: list[ShadowedSkill]
+    broken: list[FileProblem]
+    warnings: list[FileProblem]
+
+
 class Tool(Answer):
     """A tool of this service; `parameters` is the JSON Schema of its arguments."""
 
@@ -67,6 +90,9 @@ class Tool(Answer):
     read_only: bool
     concurrency_safe: bool
     timeout_ms: int
+    server: str | None = Field(None, description="The MCP server whose tool it is.")
+    state: str | None = Field(None, description="How that server is: up, starting, restarting, down, stopped.")
+    asks: str | None = Field(None, description="Why a person is asked before each call that no rule speaks of.")
 
 
 class ToolPage(Page):
@@ -133,8 +159,17 @@ class Health(Answer):
     status: Literal["ok"]
 
 
+class SandboxLevel(Answer):
+    """In what commands of agents run: the level that held, and why each higher one did not."""
+
+    level: Literal["full", "landlock", "none"]
+    missing: dict[str, str]
+
+
 class Readiness(Answer):
-    """Whether the service can take work; `checks` say `ok` or what is wrong."""
+    """Whether the service can take work; `checks` say `ok` or what is wrong. `sandbox`: only with `run_command`."""
 
     ready: bool
     checks: dict[str, str]
+    sandbox: SandboxLevel | None = None
+    mcp: dict[str, str] | None = Field(None, description="How each MCP server is; one that is down is no fault here.")

@@ -1,0 +1,308 @@
+"""One process of a box on the event loop: its output as it comes, its limits watched, its end, and nothing left.
+
+Knows no box: what to start is a `Launch`. Started from the thread of the loop, since the kernel ties a process that is
+to die with its parent to the thread that started it.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from app.boxes.box import End, Ended, Limits
+from app.boxes.usage import children_of, free_bytes, memory_of, state_of
+from app.boxes.warden import STARTED
+
+WATCH_S = 0.2
+_GONE_S = 6.0  # a little more than the warden takes at worst
+_STOP_S, _STOP_STEP_S = 0.5, 0.001
+_DRAIN_S = 1.0  # for what is in the pipe when all processes have ended
+_BREATH_S = 0.05  # a pause after each piece of output beyond the bound: about 20 MB a second
+_PIECE = 1 << 20
+_NUMBER_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to start. `ready` gets `STARTED` when the command begins and its problem when it does not. With `held`, the
+    process ends all when its standard input ends; without, `inner` tells the process whose end is everybody's."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    ready: "Pipe"
+    held: bool
+    inner: "Pipe | None" = None
+    handles: Sequence[int] = field(default=())
+
+
+class Pipe:
+    """A pipe whose `write` end is for a process; this side is read without waiting."""
+
+    def __init__(self) -> None:
+        self._read, self.write = os.pipe()
+        os.set_blocking(self._read, False)
+        self._text = b""
+
+    def text(self) -> bytes:
+        """All that has come so far."""
+        try:
+            while piece := os.read(self._read, _NUMBER_BYTES):
+                self._text += piece
+        except BlockingIOError:
+            pass
+        return self._text
+
+    def close_write(self) -> None:
+        """The process has its own copy by now."""
+        if self.write >= 0:
+            os.close(self.write)
+            self.write = -1
+
+    def close(self) -> None:
+        """The last call."""
+        self.close_write()
+        if self._read >= 0:
+            os.close(self._read)
+            self._read = -1
+
+
+async def carried_out(
+    launch: Launch, workspace: int, limits: Limits, timeout_s: float, output: Callable[[bytes], None]
+) -> tuple[Ended, str]:
+    """Start it and wait for its end, at most `timeout_s`; how it ended, and what was wrong if it has not begun. When
+    this returns or is cancelled, no process of it is left, or an error is logged by the caller's `output_lost`."""
+    loop = asyncio.get_running_loop()
+    process = _Process(loop, output, limits.fast_bytes)
+    start = asyncio.create_task(_start(loop, process, launch), name="start a command")
+    end = End.EXITED
+    try:
+        await asyncio.wait({start})
+        start.result()
+        end = await _watched(process, workspace, limits, timeout_s)
+    finally:
+        closing = asyncio.create_task(_close(start, process, launch), name="end a command")
+        _CLOSINGS.add(closing)
+        closing.add_done_callback(_CLOSINGS.discard)
+        await asyncio.wait({closing})
+    said = launch.ready.text()
+    lost = not closing.result()
+    if said == STARTED:
+        return Ended(end=end, code=process.code if end is End.EXITED else None, output_lost=lost), ""
+    if end is End.EXITED:
+        return Ended(end=End.NOT_STARTED, output_lost=lost), said.removeprefix(STARTED).decode(errors="replace")
+    return Ended(end=end, output_lost=lost), ""
+
+
+async def _start(loop: asyncio.AbstractEventLoop, process: "_Process", launch: Launch) -> None:
+    pipes = [pipe for pipe in (launch.ready, launch.inner) if pipe is not None]
+    await loop.subprocess_exec(
+        lambda: process,
+        *launch.argv,
+        env=dict(launch.environment),
+        cwd="/",
+        stdin=asyncio.subprocess.PIPE if launch.held else asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,  # one pipe: nothing else keeps the order of what was written
+        pass_fds=(*launch.handles, *(pipe.write for pipe in pipes)),
+        start_new_session=True,
+    )
+    for pipe in pipes:
+        pipe.close_write()
+
+
+async def _watched(process: "_Process", workspace: int, limits: Limits, timeout_s: float) -> End:
+    """Wait for its end, and say why it has to end before."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    free = free_bytes(workspace)
+    while not process.exited.done():
+        left = until - loop.time()
+        if left <= 0:
+            return End.TIMED_OUT
+        await asyncio.wait({process.exited}, timeout=min(WATCH_S, left))
+        if process.exited.done():
+            break
+        if memory_of(process.number, limits.memory_bytes) > limits.memory_bytes:
+            return End.MEMORY
+        if free - free_bytes(workspace) > limits.disk_bytes:
+            return End.DISK
+    return End.EXITED
+
+
+async def _close(start: "asyncio.Task[None]", process: "_Process", launch: Launch) -> bool:
+    """End everything; whether nothing is left. A task of its own, since who is cancelled twice does not wait for it."""
+    await asyncio.wait({start})
+    if start.exception() is not None:
+        return True
+    with ExitStack() as held:
+        inner = await _inner_processes(held, process, launch)
+        for handle in inner:
+            _signalled(handle)
+        process.end()
+        await asyncio.wait({process.exited}, timeout=_GONE_S)
+        gone = process.exited.done()
+        process.kill()
+        for handle in inner:
+            gone = await _ended(handle) and gone
+    await asyncio.wait({process.drained}, timeout=_DRAIN_S)
+    gone = gone and process.drained.done()
+    process.close()
+    return gone
+
+
+async def _inner_processes(held: ExitStack, process: "_Process", launch: Launch) -> list[int]:
+    """Handles of the processes whose end is everybody's. While the outer one lives it is stopped first, so that it
+    makes no more: killed in the midst of making one, it would leave that behind, waiting for ever."""
+    if launch.inner is None:
+        return []
+    numbers = {_inner_number(launch.inner)}
+    if not process.exited.done():
+        numbers |= await _stopped_children(process.number)
+    handles = []
+    for number in numbers:
+        handle = _handle_of(number)
+        if handle is not None:
+            held.callback(os.close, handle)
+            handles.append(handle)
+    return handles
+
+
+async def _stopped_children(number: int) -> set[int]:
+    until = asyncio.get_running_loop().time() + _STOP_S
+    try:
+        os.kill(number, signal.SIGSTOP)
+    except OSError:  # it ends just now
+        return set()
+    while state_of(number) not in ("T", "Z", "") and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110
+        await asyncio.sleep(_STOP_STEP_S)
+    return set(children_of(number))
+
+
+def _handle_of(number: int) -> int | None:
+    """A handle of the first process of a namespace; None when it has ended: the number may be a stranger's then."""
+    try:
+        handle = os.pidfd_open(number) if number else None
+    except OSError:
+        return None
+    if handle is not None and not _first_of_a_namespace(number):
+        os.close(handle)
+        return None
+    return handle
+
+
+def _inner_number(pipe: Pipe | None) -> int:
+    """bubblewrap says `{ "child-pid": 17, …`."""
+    if pipe is None:
+        return 0
+    digits = pipe.text().partition(b'"child-pid":')[2].partition(b",")[0].strip()
+    return int(digits) if digits.isdigit() else 0
+
+
+def _first_of_a_namespace(number: int) -> bool:
+    try:
+        with open(f"/proc/{number}/status") as file:
+            spaces = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [])
+    except OSError:
+        return False
+    return len(spaces) > 1 and spaces[-1] == "1"
+
+
+async def _ended(handle: int) -> bool:
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(handle, _set, gone)
+    try:
+        await asyncio.wait({gone}, timeout=_GONE_S)
+    finally:
+        loop.remove_reader(handle)
+    return gone.done()
+
+
+class _Process(asyncio.SubprocessProtocol):
+    """What a process writes, as it comes, and that it has ended. Who floods the pipe is read slowly."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, output: Callable[[bytes], None], fast_bytes: int) -> None:
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self.drained: asyncio.Future[None] = loop.create_future()
+        self.number = 0
+        self.code = 0
+        self._loop = loop
+        self._output = output
+        self._fast = fast_bytes
+        self._piece = 0
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It has started."""
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+        self.number = self._transport.get_pid()
+
+    def pipe_data_received(self, fd: int, data: Any) -> None:
+        """Hand it on."""
+        self._output(bytes(data))
+        self._fast -= len(data)
+        self._piece += len(data)
+        if self._fast < 0 and self._piece > _PIECE:
+            self._piece = 0
+            if self._reading("pause_reading"):
+                self._loop.call_later(_BREATH_S, self._reading, "resume_reading")
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        """Nobody holds the other end any more."""
+        if fd == 1:
+            _set(self.drained)
+
+    def process_exited(self) -> None:
+        """It has ended."""
+        assert self._transport is not None
+        code = self._transport.get_returncode() or 0
+        self.code = code if code >= 0 else 128 - code
+        _set(self.exited)
+
+    def end(self) -> None:
+        """Let it end, with all that it started."""
+        assert self._transport is not None
+        stdin = self._transport.get_pipe_transport(0)
+        if stdin is not None:
+            stdin.close()
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        assert self._transport is not None
+        if not self.exited.done():
+            try:
+                self._transport.kill()
+            except ProcessLookupError:  # it ends just now
+                pass
+
+    def close(self) -> None:
+        """The last call."""
+        assert self._transport is not None
+        self._transport.close()
+
+    def _reading(self, what: str) -> bool:
+        pipe = self._transport.get_pipe_transport(1) if self._transport is not None else None
+        if pipe is None or pipe.is_closing():
+            return False
+        getattr(pipe, what)()
+        return True
+
+
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _signalled(handle: int) -> None:
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except OSError:  # it has ended
+        pass
+
+
+_CLOSINGS: set[asyncio.Task[bool]] = set()  # or they may be collected while they run

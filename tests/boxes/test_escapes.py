@@ -1,0 +1,59 @@
+"""Attempts to break out of a box: each succeeds without one, none succeeds in one (`escapes.py` has the table)."""
+
+from pathlib import Path
+
+import pytest
+
+from app.boxes.box import Level, Limits
+from app.boxes.sandbox import Sandbox
+from tests.boxes.escapes import ESCAPES, Escape, Without
+from tests.boxes.outside import HELD, ROOT, SECRET, Outside, in_box, need, outside, without_box
+
+MB = 1 << 20
+LIMITS = Limits(
+    memory_bytes=200 * MB,
+    processes=40,
+    file_bytes=32 * MB,
+    disk_bytes=120 * MB,
+    temporary_bytes=32 * MB,
+    open_files=256,
+)
+
+
+@pytest.mark.spec("7.3")
+@pytest.mark.parametrize("level", HELD)
+@pytest.mark.parametrize("name", ESCAPES)
+async def test_no_attempt_succeeds_in_a_box(name: str, level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(level)
+    attempt = ESCAPES[name]
+    with outside() as world:
+        _tempt(world, monkeypatch)
+        said = await in_box(Sandbox(limits=LIMITS), level, world.filled(attempt.command), world.workspace)
+        assert not attempt.succeeded(world, said), said[-2000:]
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+async def test_each_attempt_succeeds_without_a_box(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(Level.LANDLOCK)
+    attempt = ESCAPES[name]
+    if attempt.without is Without.ROOT and not ROOT:
+        pytest.skip("succeeds only for root")
+    with outside() as world:
+        _tempt(world, monkeypatch)
+        said = await _unboxed(attempt, world)
+        assert attempt.succeeded(world, said), said[-2000:]
+
+
+async def _unboxed(attempt: Escape, world: Outside) -> str:
+    command = world.filled(attempt.command)
+    if attempt.without is Without.LEVEL_NONE:
+        return await in_box(Sandbox(), Level.NONE, command, world.workspace)
+    return without_box(command, world.workspace, as_root=attempt.without is Without.ROOT)
+
+
+def _tempt(world: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has been started with more than it should hand on."""
+    monkeypatch.setenv("SERVICE_TOKEN", SECRET)
+    startup = Path(world.out / "startup")
+    startup.write_text("echo ESCAPED\n")
+    monkeypatch.setenv("BASH_ENV", str(startup))
