@@ -198,7 +198,11 @@ class Texts(Group):
 class Tools(Group):
     """What agents can do, and where."""
 
-    workspace: Path = Path()
+    workspace: Path = Field(
+        Path("workspace"),
+        description="Root of all workspaces of the tenant 'default', made if it is not named and not there; each other "
+        "tenant has one of its own beside it, <workspace>.tenants/<tenant>.",
+    )
     functions: list[str] = Field(default_factory=list, description="Import paths of own tools: package.module:name.")
     inherit: ToolInherit = Field(
         ToolInherit.OWN, description="intersect: no subagent has a tool that whoever delegates to it does not have."
@@ -206,6 +210,7 @@ class Tools(Group):
     max_output_chars: int = Field(16_000, ge=1000)
     output_head_chars: int = Field(12_000, ge=100)
     output_tail_chars: int = Field(3_000, ge=0)
+    without: list[str] = Field(default_factory=list, description="Built-in tools that this service does not have.")
     file_cache_mb: int = Field(64, ge=0, le=4096, description="Contents of files that need no second read.")
     web_fetch: bool = Field(True, description="false: there is no such tool.")
     fetch_timeout_ms: int = Field(30_000, ge=100, le=45_000, description="For a page with all its redirects.")
@@ -226,6 +231,7 @@ class Tools(Group):
     command_processes: int = Field(128, ge=4)
     command_file_mb: int = Field(1024, ge=1, description="The largest file that a command may write.")
     command_disk_mb: int = Field(4096, ge=1, description="A command is ended when the disk has filled by this much.")
+    command_files: int = Field(262_144, ge=1000, description="The same for the number of files on that disk.")
     command_output_bytes: int = Field(4 << 20, ge=1000, description="What is kept of a command's output.")
     command_environment: list[str] = Field(
         default_factory=list, description="Names of variables of the server that commands get as well."

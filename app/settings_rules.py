@@ -69,6 +69,7 @@ class Hooks(Group):
     """Who else has a say in what runs do, in this order."""
 
     hosts: list[str] = Field(default_factory=list, description="Where webhooks may go: host, or host:port.")
+    secret_env: str | None = Field(None, description="Variable that holds the secret of webhooks of agent files.")
     entries: list[HookEntry] = Field(default_factory=list)
 
     @field_validator("entries")

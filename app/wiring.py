@@ -6,8 +6,11 @@ Everything below gets plain values and ports; nothing below sees the settings.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from app.agent.compaction import Compaction
@@ -24,10 +27,14 @@ from app.agent.shared_memories import Load
 from app.agent.supervisor import RunSupervisor
 from app.agent.texts import LANGUAGES, Texts
 from app.agent.tools import OutputLimit, Tool, ToolRegistry, ToolShelf
+from app.boxes.directory import Directories
+from app.boxes.workspaces import Workspaces
 from app.bus.memory import MemoryBus
 from app.definitions.catalog import Catalog
 from app.definitions.reader import DefinitionReader
+from app.definitions.reading import Checks
 from app.definitions.skills import Skills
+from app.definitions.toolnames import BUILT_IN, OPTIONAL
 from app.definitions.watching import Watcher
 from app.llm.catalog import Models
 from app.llm.profile import Profile
@@ -49,7 +56,7 @@ from app.sessions.service import Defaults, Sessions
 from app.sessions.services import CommandBox, Services
 from app.sessions.skills import SkillListing
 from app.sessions.tenant_agents import TenantAgents
-from app.settings import ModelProfile, Settings, Tools
+from app.settings import TOML_FILE, ModelProfile, Settings, Tools
 from app.settings_secrets import header_secrets, url_secrets
 from app.store.agents import SqlAgentStore
 from app.store.artifacts import SqlArtifactStore
@@ -68,13 +75,13 @@ from app.tools.mcp_servers import McpServers
 from app.tools.schema import JsonSchemaChecker
 from app.tools.shell import RunCommand
 from app.wiring_definitions import catalog_of, command_paths, skill_tools, skills_of, watcher_of
-from app.wiring_hooks import directory_of, hook_secrets, hooks_of
-from app.wiring_mcp import mcp_groups, mcp_secrets, mcp_servers
+from app.wiring_hooks import OwnHooks, directory_of, hook_secrets, hooks_of
+from app.wiring_mcp import OwnServers, mcp_groups, mcp_secrets, mcp_servers, own_server_problem
 from app.wiring_permissions import Asking, asking
 
 log = logging.getLogger(__name__)
 
-_COMMANDS = {name for name in Tools.model_fields if name.startswith(("command_", "sandbox"))} | {"workspace"}
+_COMMANDS = {name for name in Tools.model_fields if name.startswith(("command_", "sandbox"))}
 CLOSE_S = 10.0  # for what is still to be stored when the service ends
 
 
@@ -105,17 +112,21 @@ class Wired:
 
     async def close(self) -> None:
         """Store what is left and give everything back; the last call."""
+        async with AsyncExitStack() as held:  # whatever fails, all the rest is closed
+            held.push_async_callback(self.database.close)
+            held.push_async_callback(self.models.close)
+            held.push_async_callback(self.mcp.close)
+            await self._store_what_is_left()
+
+    async def _store_what_is_left(self) -> None:
         try:
-            async with asyncio.timeout(CLOSE_S):
-                await self.watcher.close()
-                await self.recovery.close()
-                await self.services.sessions.close(0)
-                await self.services.journal.close()
+            async with asyncio.timeout(CLOSE_S), AsyncExitStack() as held:
+                held.push_async_callback(self.services.journal.close)
+                held.push_async_callback(self.services.sessions.close, 0)
+                held.push_async_callback(self.recovery.close)
+                held.push_async_callback(self.watcher.close)
         except TimeoutError:
             log.error("the store did not take what was left within %s s; it is lost", CLOSE_S)
-        await self.mcp.close()
-        await self.models.close()
-        await self.database.close()
 
 
 async def build(settings: Settings) -> Wired:
@@ -163,6 +174,7 @@ class _Ground:
     models: Models
     asking: Asking
     hooks: HookRegistry
+    own_hooks: OwnHooks
 
 
 def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Ground:
@@ -170,9 +182,12 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
     bus, metrics = MemoryBus(settings.stream.buffer_bytes), Metrics()
     audit_key = settings.audit.key.get_secret_value().encode() if settings.audit.key else None
     skills = skills_of(settings)
-    given = _tools(settings, skills)
-    known = RECORD_TOOLS.union((tool.spec.name for tool in given), mcp_groups(settings))
-    catalog = catalog_of(settings, known, skills)
+    workspaces = Workspaces(_root(settings, database))
+    directories = Directories(lambda path: workspaces.open(path).handle)
+    given = _tools(settings, skills, directories, workspaces)
+    known = _record_names(settings).union((tool.spec.name for tool in given), mcp_groups(settings))
+    own_hooks = OwnHooks(settings, masker)
+    catalog = catalog_of(settings, known, skills, checks_with(own_hooks))
     definitions, models = DefinitionReader(known, catalog.tool_names), _models(settings)
     if settings.models.default:
         models.resolve(settings.models.default)  # a name that means nothing is said now, not by the first run
@@ -199,12 +214,35 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
         artifacts=artifacts,
         catalog=catalog,
         definitions=definitions,
-        opening=Opening(definitions, settings.tools.workspace, texts=_texts(settings)),
+        opening=Opening(definitions, workspaces, texts=_texts(settings)),
         roster=Roster(catalog),
         models=models,
-        asking=asking(settings.permissions, known, journal, database.reader, definitions),
-        hooks=hooks_of(settings),
+        asking=asking(settings.permissions, known, journal, database.reader, definitions, directories),
+        hooks=hooks_of(settings, masker),
+        own_hooks=own_hooks,
     )
+
+
+def checks_with(hooks: OwnHooks) -> Checks:
+    """Whether what agent files bring along can be used by this service."""
+    return Checks(hook=hooks.problem, server=own_server_problem)
+
+
+def _root(settings: Settings, database: Database) -> Path:
+    """The root of all workspaces. The service's own files belong outside: what agents may write could otherwise say how
+    it starts the next time."""
+    root = settings.tools.workspace
+    if "workspace" not in settings.tools.model_fields_set:
+        root.mkdir(exist_ok=True)
+    for path in (Path(TOML_FILE), database.location.path):
+        if path is not None and path.resolve().is_relative_to(root.resolve()):
+            log.warning(
+                "%s lies in the workspace %s, where agents with tools that write may change it: keep it elsewhere, or "
+                "name another directory with --workspace",
+                path,
+                root,
+            )
+    return root
 
 
 def _supervisor(ground: _Ground) -> RunSupervisor:
@@ -221,18 +259,20 @@ def _supervisor(ground: _Ground) -> RunSupervisor:
             head_chars=settings.tools.output_head_chars,
             tail_chars=settings.tools.output_tail_chars,
         ),
-        workspace=lambda session: opening.workspace(session.workspace),
+        workspace=lambda session: opening.workspace(session.tenant, session.workspace),
         find=load_object,
         load=_memory_loader(ground),
         lookup=_handoff_lookup(ground),
         approvals=ground.asking.approvals,
         parser=ground.asking.parser,
         resolve_path=ground.asking.resolver,
+        hides=_hiding(ground.tools),
         pacing=Pacing(**settings.handoff.model_dump()),
         patience=Patience(**loop.model_dump(include={"retries", "backoff_ms", "max_backoff_ms", "max_wait_ms"})),
         duplicates=DuplicateLimits(repeats=loop.duplicate_repeats, blocks=loop.duplicate_blocks),
         compaction=Compaction(**settings.compaction.model_dump()),
         hooks=ground.hooks,
+        own_hooks=ground.own_hooks,
         skills=ground.catalog.skills,
         record_model_io=settings.debug.record_model_io,
         default_subagent=settings.default_subagent,
@@ -291,6 +331,8 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
     await asyncio.to_thread(ground.catalog.reload)
     supervisor = _supervisor(ground)
     sessions = _sessions(ground, supervisor)
+    mcp = mcp_servers(settings, ground.tools, ground.journal, database.reader, masker)
+    own_servers = OwnServers(mcp, lambda: ground.catalog.own_servers, masker.learn)
     agents = TenantAgents(
         ground.catalog,
         ground.definitions,
@@ -299,16 +341,22 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
         ground.tools,
         masker,
         settings.tools.inherit,
+        own_servers.settle,
     )
     key = settings.http.key.get_secret_value() if settings.http.key else None
     access = Access(SqlKeyStore(database.reader), ground.journal, key)
-    recovery = Recovery(ground.store, ground.journal, ground.hooks, directory_of(ground.opening))
+    recovery = Recovery(
+        ground.store,
+        ground.journal,
+        ground.hooks,
+        directory_of(ground.opening),
+        partial(ground.own_hooks.of_files, ground.catalog.of_files),
+    )
     await recovery.run()
     await agents.load()
     await access.load()
     check_bind(settings.http.host, has_keys=access.has_keys)
     commands = await _commands(ground.tools)
-    mcp = mcp_servers(settings, ground.tools, ground.journal, database.reader)
     watcher = watcher_of(settings, ground.catalog, agents.reread)
     services = Services(
         sessions=sessions,
@@ -331,8 +379,9 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
         mcp=mcp,
         data_path=database.location.path,
     )
-    watcher.start()
     mcp.start()
+    await own_servers.settle()
+    watcher.start()
     return Wired(
         services=services, database=database, models=ground.models, recovery=recovery, watcher=watcher, mcp=mcp
     )
@@ -360,6 +409,7 @@ def _explaining(ground: _Ground, sessions: Sessions) -> Explaining:
         tools=ground.tools,
         parser=ground.asking.parser,
         resolver=ground.asking.resolver,
+        hides=_hiding(ground.tools),
         agent=ground.settings.default_agent,
         inherit=ground.settings.tools.inherit,
         default_subagent=ground.settings.default_subagent,
@@ -394,38 +444,57 @@ def _secrets(settings: Settings) -> list[str]:
 def tool_names(settings: Settings) -> frozenset[str]:
     """The ordinary tools of a service with these settings. Raises ValueError for own tools that cannot be used."""
     own = (tool.spec.name for tool in _tools(settings, skills_of(settings)))
-    return RECORD_TOOLS.union(own, mcp_groups(settings))
+    return _record_names(settings).union(own, mcp_groups(settings))
 
 
-def _tools(settings: Settings, skills: Skills) -> list[Tool]:
+def _tools(
+    settings: Settings,
+    skills: Skills,
+    directories: Directories | None = None,
+    workspaces: Workspaces | None = None,
+) -> list[Tool]:
     """Built-in tools and those of operators. Two of one name are refused: a silent winner would change what every
-    whitelist means."""
-    tools: dict[str, Tool] = {tool.spec.name: tool for tool in _builtin(settings)}
+    whitelist means. `tools.without` takes built-in ones away, also for one of the operator's own. Without `directories`
+    and `workspaces` they are to be looked at, not to be used."""
+    tools: dict[str, Tool] = {tool.spec.name: tool for tool in _builtin(settings, directories)}
     tools.update((tool.spec.name, tool) for tool in skill_tools(settings, skills))
     if settings.tools.run_command:
-        tools["run_command"] = command_tool(**settings.tools.model_dump(include=_COMMANDS) | command_paths(settings))
+        given = settings.tools.model_dump(include=_COMMANDS) | command_paths(settings)
+        tools["run_command"] = command_tool(workspaces=workspaces, **given)
+    unknown = sorted(set(settings.tools.without) - BUILT_IN - OPTIONAL)
+    if unknown:
+        raise ValueError(f"tools.without: there are no built-in tools named {', '.join(unknown)}")
+    for name in settings.tools.without:
+        tools.pop(name, None)
     own = [*load_entry_points(), *(tool for path in settings.tools.functions for tool in load_tool(path))]
     for tool in own:
-        if tool.spec.name in tools or tool.spec.name in RECORD_TOOLS:
+        if tool.spec.name in tools or tool.spec.name in _record_names(settings):
             raise ValueError(
-                f"two tools are named {tool.spec.name!r}: rename the one from tools.functions or its package"
+                f"two tools are named {tool.spec.name!r}: rename the one from tools.functions or its package, or put "
+                f"the name into tools.without if that one is to take the place of a built-in tool"
             )
         tools[tool.spec.name] = tool
     return list(tools.values())
 
 
-def _builtin(settings: Settings) -> tuple[Tool, ...]:
-    return builtin_tools(_web(settings), file_cache_bytes=settings.tools.file_cache_mb << 20)
+def _record_names(settings: Settings) -> frozenset[str]:
+    return RECORD_TOOLS.difference(settings.tools.without)
+
+
+def _builtin(settings: Settings, directories: Directories | None) -> tuple[Tool, ...]:
+    cache = settings.tools.file_cache_mb << 20
+    return builtin_tools(_web(settings), directories=directories, file_cache_bytes=cache)
 
 
 def _record_tools(settings: Settings, database: Database, journal: Journal, artifacts: Artifacts) -> tuple[Tool, ...]:
-    return record_tools(
+    made = record_tools(
         artifacts,
         Notes(SqlNoteStore(database.reader), journal),
         max_output_chars=settings.tools.max_output_chars,
         max_note_chars=MAX_NOTE_CHARS,
         max_title_chars=MAX_TITLE_CHARS,
     )
+    return tuple(tool for tool in made if tool.spec.name in _record_names(settings))
 
 
 async def _commands(tools: ToolRegistry) -> CommandBox | None:
@@ -439,6 +508,12 @@ async def _commands(tools: ToolRegistry) -> CommandBox | None:
     elif (standing := await tool.sandbox.standing()).missing:
         log.warning("commands run at level %s, %s: %s", standing.level, standing.level.risk, standing.why())
     return tool.sandbox
+
+
+def _hiding(tools: ToolRegistry) -> Callable[[], bool]:
+    """Whether commands run where what they may not read is hidden from them. An own tool of this name hides nothing."""
+    tool = tools.get("run_command")
+    return tool.sandbox.hides if isinstance(tool, RunCommand) else bool
 
 
 def _web(settings: Settings) -> Web | None:

@@ -8,6 +8,7 @@ from app.agent.tools import Tool
 from app.boxes.directory import Directories
 from app.definitions.catalog import Catalog
 from app.definitions.markdown import Problem
+from app.definitions.reading import Checks
 from app.definitions.skills import Skills
 from app.definitions.watching import Watcher
 from app.settings import Settings
@@ -37,9 +38,9 @@ def command_paths(settings: Settings) -> dict[str, list[Path]]:
     return {"command_paths": [*settings.tools.command_paths, *(path.resolve() for path in settings.skills)]}
 
 
-def catalog_of(settings: Settings, known: frozenset[str], skills: Skills) -> Catalog:
+def catalog_of(settings: Settings, known: frozenset[str], skills: Skills, checks: Checks) -> Catalog:
     """Who can be asked; empty until it is reloaded."""
-    return Catalog(settings.agents, known_tools=known, trusted=settings.trusted_agents, skills=skills)
+    return Catalog(settings.agents, known_tools=known, trusted=settings.trusted_agents, skills=skills, checks=checks)
 
 
 def watcher_of(settings: Settings, catalog: Catalog, reread: Callable[[], Awaitable[None]]) -> Watcher:

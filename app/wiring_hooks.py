@@ -4,10 +4,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from app.agent.definition import AgentDefinition, OwnHook
 from app.agent.errors import InvalidRequest
-from app.agent.hooks import HookRegistry
+from app.agent.hooks import Hook, HookPoint, HookRegistry, OnFailure
 from app.definitions.toolnames import is_delegation, mapped
-from app.hooks.config import HookEntry, build_hooks
+from app.hooks.config import HookEntry, build_hook, build_hooks
 from app.masking import ValueMasker
 from app.net.outgoing import Outgoing
 from app.net.signing import PREFIX
@@ -31,6 +32,62 @@ def hooks_of(settings: Settings, masker: ValueMasker | None = None) -> HookRegis
     return HookRegistry(build_hooks(entries, Outgoing(settings.hooks.hosts), os.environ, mask), foreign_names)
 
 
+class OwnHooks:
+    """The hooks that agent files bring along, each made once. A webhook that names no secret is signed with that of
+    the settings."""
+
+    def __init__(self, settings: Settings, masker: ValueMasker | None = None) -> None:
+        self._outgoing = Outgoing(settings.hooks.hosts)
+        self._secret_env = settings.hooks.secret_env
+        self._masker = masker
+        self._made: dict[tuple[str, OwnHook], Hook] = {}
+
+    def of(self, definition: AgentDefinition) -> Sequence[Hook]:
+        """Those of a definition, named after it. Raises ValueError."""
+        return [self._hook(definition.name, own) for own in definition.hooks]
+
+    def of_files(self, find: Callable[[str], AgentDefinition | None], agent: str) -> Sequence[Hook]:
+        """Those of an agent's file, as it is now."""
+        definition = find(agent)
+        return () if definition is None else self.of(definition)
+
+    def problem(self, own: OwnHook) -> str | None:
+        """Why one cannot be asked here, or None."""
+        try:
+            self._built("", own)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _hook(self, agent: str, own: OwnHook) -> Hook:
+        hook = self._made.get((agent, own))
+        if hook is None:
+            hook = self._made[agent, own] = self._built(agent, own)
+        return hook
+
+    def _built(self, agent: str, own: OwnHook) -> Hook:
+        variable = own.secret_env or self._secret_env
+        if own.url and not variable:
+            raise ValueError(
+                "webhooks are signed: set secret_env here, or hooks.secret_env, to the variable of a secret"
+            )
+        entry = HookEntry(
+            name=f"{agent}/{own.label}",
+            kind="command" if own.command else "webhook",
+            points=frozenset({HookPoint(own.point)}),
+            matcher=own.matcher,
+            timeout_s=own.timeout_s,
+            on_failure=None if own.on_failure is None else OnFailure(own.on_failure),
+            url=own.url,
+            secret_env=variable,
+            command=own.command,
+        )
+        hook = build_hook(entry, self._outgoing, os.environ, bytes if self._masker is None else self._masker.json)
+        if self._masker is not None and own.url:
+            self._masker.learn(_secrets(variable, own.url))
+        return hook
+
+
 def foreign_names(tool: str) -> Sequence[str]:
     """The names that other services have for a tool of ours; for every tool that delegates, those of their one."""
     return [name for name in _FOREIGN if mapped(name) == tool or (is_delegation(mapped(name)) and is_delegation(tool))]
@@ -38,11 +95,15 @@ def foreign_names(tool: str) -> Sequence[str]:
 
 def hook_secrets(settings: Settings) -> list[str]:
     """What webhooks are signed with, with its prefix and without, and what their URLs carry."""
-    found: list[str] = []
+    found = _secrets(settings.hooks.secret_env, None)
     for entry in settings.hooks.entries:
-        secret = os.environ.get(entry.secret_env or "", "").strip()
-        found += [secret, secret.removeprefix(PREFIX), *url_secrets(entry.url or "")]
+        found += _secrets(entry.secret_env, entry.url)
     return found
+
+
+def _secrets(variable: str | None, url: str | None) -> list[str]:
+    secret = os.environ.get(variable or "", "").strip()
+    return [secret, secret.removeprefix(PREFIX), *url_secrets(url or "")]
 
 
 def directory_of(opening: Opening) -> Callable[[Mapping[str, Any]], str]:
@@ -50,7 +111,7 @@ def directory_of(opening: Opening) -> Callable[[Mapping[str, Any]], str]:
 
     def directory(row: Mapping[str, Any]) -> str:
         try:
-            return str(opening.workspace((row["config"] or {}).get("workspace") or ""))
+            return str(opening.workspace(row["tenant_id"], (row["config"] or {}).get("workspace") or ""))
         except InvalidRequest:
             return ""
 

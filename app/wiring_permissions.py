@@ -38,15 +38,16 @@ def asking(
     journal: Journal,
     rows: Reader,
     definitions: AgentReader,
+    directories: Directories,
 ) -> Asking:
-    """All of it. Raises ValueError for rules that cannot be read."""
+    """All of it; `directories` are those of workspaces. Raises ValueError for rules that cannot be read."""
     approvals = Approvals(journal, int(given.expires_s * 1000))
     return Asking(
         approvals=approvals,
         inbox=Inbox(approvals, SqlApprovalStore(rows), journal, definitions),
         policies=Policies(server_rules(given, known_tools), tenant_rules(given, known_tools)),
         parser=CommandLines(),
-        resolver=path_resolver(Directories()),
+        resolver=path_resolver(directories),
     )
 
 
@@ -102,10 +103,11 @@ def path_resolver(directories: Directories) -> Callable[[Path], PathResolver]:
     def of(workspace: Path) -> PathResolver:
         def resolve(path: str) -> str | None:
             try:
-                place = directories.get(workspace).place(path)
+                directory = directories.get(workspace)
             except BoxError:  # the workspace itself is gone
                 return None
-            return None if place is not None and path.endswith("/") and (workspace / place).is_file() else place
+            place = directory.place(path)
+            return None if place is not None and path.endswith("/") and directory.is_file(place) else place
 
         return resolve
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from app.agent.runs import Run, Session
 from app.agent.tools import Tool, ToolContext, ToolShelf
+from app.masking import ValueMasker
 from app.settings_mcp import McpServerEntry
 from app.tools.mcp_names import tool_name
 from app.tools.mcp_pins import Forgetful
@@ -49,7 +50,7 @@ class Trial:
         self.name = name
         self.given = given
         self.shelf = ToolShelf()
-        self.servers = McpServers(self.shelf, Forgetful(), first_pause_s=0.1)
+        self.servers = McpServers(self.shelf, Forgetful(), masker=ValueMasker(), first_pause_s=0.1)
         entry = McpServerEntry(**{key: value for key, value in given.items() if key not in OWN})
         self.server = server_of(name, entry, os.environ)
         self.figures: dict[str, str] = {}

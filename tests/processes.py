@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are found by /proc")
 
 

@@ -30,6 +30,8 @@ from app.agent.patience import ModelGates, Patience
 from app.agent.runs import MemoryState, Run
 from app.agent.supervisor import RunSupervisor
 from app.agent.tools import OutputLimit, Tool, ToolRegistry
+from app.boxes.directory import Directories
+from app.boxes.workspaces import Workspaces
 from app.bus.memory import MAX_BYTES, MemoryBus
 from app.definitions.catalog import Catalog
 from app.definitions.reader import DefinitionReader
@@ -335,9 +337,10 @@ def _assemble(
     catalog = Catalog(known_tools=known)
     catalog.reload()
     definitions = DefinitionReader(known, catalog.tool_names)
-    opening = Opening(definitions, made.folder / "workspace")
+    workspaces = Workspaces(made.folder / "workspace")
+    opening = Opening(definitions, workspaces)
     roster = Roster(catalog)
-    made.asking = asking(permissions, known, made.journal, database.reader, definitions)
+    made.asking = asking(permissions, known, made.journal, database.reader, definitions, Directories())
     made.inbox = made.asking.inbox
     made.supervisor = RunSupervisor(
         RunnerParts(
@@ -347,7 +350,7 @@ def _assemble(
             roster=roster,
             checker=JsonSchemaChecker(),
             masker=masker,
-            workspace=lambda session: opening.workspace(session.workspace),
+            workspace=lambda session: opening.workspace(session.tenant, session.workspace),
             find=load_object,
             load=made.load,
             lookup=made.lookup,

@@ -14,7 +14,7 @@ MAX_BYTES = 16 << 20  # of one artifact: what an agent may leave in the database
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 READER = "read_artifact"  # the tool that reads them
-_CUT = "\n[cut here: the output was larger than an artifact may be]"
+_CUT = b"\n[cut here: the output was larger than an artifact may be]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ def new_artifact(run: Run, call_id: str | None, text: str, media_type: str = TEX
     """The id of an artifact with this text, and the row that keeps it. A text over `MAX_BYTES` is cut, and says so."""
     content = text.encode("utf-8", "replace")
     if len(content) > MAX_BYTES:
-        content = content[:MAX_BYTES].decode("utf-8", "ignore").encode() + _CUT.encode()
+        content = content[: MAX_BYTES - len(_CUT)].decode("utf-8", "ignore").encode() + _CUT
     artifact_id = new_id("art")
     values = {
         "tenant_id": run.tenant,

@@ -46,6 +46,8 @@ from app.agent.turns import CANCELLED_TEXT, NOT_RUN_TEXT, Board, Turn, groups, i
 
 log = logging.getLogger(__name__)
 
+_MASKED_HERE = 64 << 10  # characters; what is longer and full of secrets takes up to a second: that is for a thread
+
 
 class ToolCalls:
     """Carries out the calls of turns and counts them for the activity record. One object per run."""
@@ -88,10 +90,14 @@ class ToolCalls:
         if any(is_delegation(turn, call) for call in calls):
             self.wait(turn.run, "child")
         status, text = "not_run", NOT_RUN_TEXT
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
         try:
             for group in groups(turn, calls):
                 turn.check()  # a child that was ended with this run must not set the next call going
                 await self._group(turn, board, group, calls)
+                if task is not None and task.cancelling() > cancels:
+                    raise asyncio.CancelledError  # which what was just running has swallowed: nothing more begins
             self.resume(turn.run)
         except asyncio.CancelledError:
             status, text = "cancelled", CANCELLED_TEXT
@@ -174,7 +180,12 @@ class ToolCalls:
             told = self.finish(turn, call, sub, ToolResult(content=error.result, is_error=True, status="error"))
             error.result = told.content  # as it stands in the log: masked and cut
             raise
-        return self.finish(turn, call, sub, result)
+        return self.finish(turn, call, sub, result, await self._masked_aside(result.content))
+
+    async def _masked_aside(self, text: str) -> str:
+        if len(text) <= _MASKED_HERE:
+            return self._masker.text(text)
+        return await asyncio.to_thread(self._masker.text, text)
 
     def masked(self, text: str) -> str:
         """A text without secrets."""
@@ -268,14 +279,15 @@ class ToolCalls:
             step=turn.step,
             call_id=call.call_id,
             workspace=turn.workspace,
-            deadline=turn.deadline,
+            deadline=turn.deadline(),
             progress=self._progress(turn, call),
             primary=self._primary(turn, call) if tool.spec.delegation else None,
             stands_in=self._stands_in(turn, call, arguments) if tool.spec.delegation else None,
             conceals=None if sight is None else sight.conceals,
             refuses=None if sight is None else sight.refuses,
+            protects=None if sight is None else sight.protects,
         )
-        how = self._interruption(tool.spec)
+        how = self._interruption(turn, tool.spec)
         try:
             if how is None:
                 return await tool.call(arguments, context)
@@ -296,11 +308,11 @@ class ToolCalls:
         except (Exception, SystemExit) as error:  # noqa: BLE001  border to tools: a fault in one is that call's result
             return _fault(call, error)
 
-    def _interruption(self, spec: ToolSpec) -> Interruption | None:
+    def _interruption(self, turn: Turn, spec: ToolSpec) -> Interruption | None:
         """How a call of the tool is broken off (spec 7.4); None for delegations, which end when their children have."""
         if spec.delegation:
             return None
-        return Interruption(grace_s=self._grace_s, finishes=spec.interrupt is Interrupt.BLOCK)
+        return Interruption(grace_s=self._grace_s, finishes=spec.interrupt is Interrupt.BLOCK, bound=turn.grace_s)
 
     def _primary(self, turn: Turn, call: ToolCall) -> Callable[[], Awaitable[ToolResult]] | None:
         """How the ordinary tool that a delegation tool hides carries out the same call, as hooks and persons have left
@@ -359,12 +371,13 @@ class ToolCalls:
 
         return progress
 
-    def finish(self, turn: Turn, call: ToolCall, sub: int, result: ToolResult) -> Message:
-        """Mask, cut, record, count; returns the tool message."""
+    def finish(self, turn: Turn, call: ToolCall, sub: int, result: ToolResult, masked: str | None = None) -> Message:
+        """Mask, cut, record, count; returns the tool message. `masked`: its content, where that was done already."""
         began = self._open.pop(call.call_id, None)
         self._started.pop(call.call_id, None)
         duration_ms = 0 if began is None else int((asyncio.get_running_loop().time() - began) * 1000)
-        content, length, artifact_id, also = self._kept(turn, call, self._masker.text(result.content))
+        text = self._masker.text(result.content) if masked is None else masked
+        content, length, artifact_id, also = self._kept(turn, call, text)
         self.duplicates.result(call.call_id, content)
         counts = self._activity.setdefault(call.name, [0, 0])
         counts[0] += 1

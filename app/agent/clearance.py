@@ -18,7 +18,7 @@ from app.agent.events import Recorder
 from app.agent.hooks import Decision as HookVerdict
 from app.agent.hooks import HookCall, HookPoint, HookRegistry, Outcome, Round
 from app.agent.interruption import Interruption, OutOfTime, bounded
-from app.agent.permission_rules import PermissionRule, lies_in
+from app.agent.permission_rules import COMMAND, PermissionRule, lies_in
 from app.agent.permission_subjects import place_of
 from app.agent.permissions import Decision, DecisionKind, Means, PermissionPolicy, Verdict
 from app.agent.runs import Run, Session
@@ -46,9 +46,16 @@ class Sight:
     answers: Sequence[PermissionRule]
     approved: str | None
 
-    def conceals(self, path: str) -> bool:
-        """Whether a search leaves this out."""
-        return self.permissions.conceals(self.spec, path, self.answers, self.approved)
+    @property
+    def conceals(self) -> Callable[[str], bool] | None:
+        """Whether a search leaves a path out, or a command must not read it; None where a command may read all."""
+        concealed = self.permissions.concealing(self.spec, self.answers, self.approved)
+        return _nothing if concealed is None and self.spec.name != COMMAND else concealed
+
+    @property
+    def protects(self) -> Callable[[str], bool] | None:
+        """Whether a command must not change a path; None where it may change all."""
+        return self.permissions.protecting(self.spec)
 
     def refuses(self, place: str | None) -> str | None:
         """Why what was opened may not be read; None when it may."""
@@ -123,7 +130,9 @@ class Clearance:
         if self.permissions.is_open(spec):
             return None
         answers = self.approvals.rules(self.session.id)
-        return Sight(permissions=self.permissions, spec=spec, answers=answers, approved=cleared.place)
+        # a person who has allowed a command has allowed it all that somebody would be asked about
+        approved = "." if spec.name == COMMAND and cleared.asked else cleared.place
+        return Sight(permissions=self.permissions, spec=spec, answers=answers, approved=approved)
 
     async def after(
         self, step: int, call_id: str, tool: Tool, arguments: Any, result: ToolResult, duration_ms: int
@@ -309,6 +318,10 @@ class Clearance:
         if problem is not None:
             raise InvalidArguments(f"The arguments that a person gave for {tool.spec.name} are invalid: {problem}")
         return json.dumps(dict(arguments), ensure_ascii=False) if tool.spec.raw_arguments else arguments
+
+
+def _nothing(path: str) -> bool:
+    return False
 
 
 async def spoken(words: Coroutine[Any, Any, T], seconds: float) -> T:

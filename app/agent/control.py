@@ -130,6 +130,17 @@ class Control:
         words, below = self._words or (LastWords(half_left(self.above)), 0)
         return words.said(2 * below + (2 if call else 1))
 
+    def grace_s(self, full: float) -> float:
+        """How much of a grace there is for what the run is at: half of the time that is left for an answer of its own,
+        or, where it was told to end, of those above it."""
+        now, left = asyncio.get_running_loop().time(), full
+        control = self if self.requested is None else self.above
+        while control is not None:
+            if control.hard_at is not None:
+                left = min(left, (control.hard_at - now) / 2)
+            control = control.above
+        return max(0.0, left)
+
     def settle(self, outcome: RunOutcome) -> None:
         """Count what a child and its subtree used."""
         self.usage_below = self.usage_below + outcome.usage_total

@@ -119,6 +119,32 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnHook:
+    """A hook that a definition brings along for its own runs (spec 6.3): `command` is run by the shell, or `url` is
+    asked. `label` tells it from the others of its definition; `point` and `on_failure` are words of `HookPoint` and
+    `OnFailure`; `secret_env` is the variable with what a webhook is signed with."""
+
+    label: str
+    point: str
+    matcher: str | None = None
+    timeout_s: float = 30.0
+    on_failure: str | None = None
+    command: str | None = field(default=None, repr=False)
+    url: str | None = field(default=None, repr=False)
+    secret_env: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnServer:
+    """An MCP server that a definition brings along for itself; `entry`: how it is begun or reached, as it was written,
+    in the line `line` of its file."""
+
+    name: str
+    entry: Mapping[str, Any] = field(repr=False)
+    line: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDefinition:
     """What an agent is; frozen; from Markdown, from the API, or inline in a session.
 
@@ -128,7 +154,8 @@ class AgentDefinition:
     None: those of the parent run. `abort_siblings`: a call that fails ends those beside it (spec 5.2). `budget` bounds
     the tree under each of its runs. `runner`: import path of an async function that stands in for the loop (spec 10.5).
     `limits`: what of tools is granted (allow) or taken away (deny) by patterns only.
-    `skills`: those whose text stands in the prompt from the start.
+    `skills`: those whose text stands in the prompt from the start. `mcp_servers`: whose tools it has besides;
+    `own_servers`: those of them that it brings along. `hooks`: asked about its own runs, after those of the service.
     """
 
     name: str
@@ -160,6 +187,8 @@ class AgentDefinition:
     surfaces: tuple[Surface, ...] | None = None
     agents: tuple[str, ...] | None = None
     mcp_servers: tuple[str, ...] = ()
+    own_servers: tuple[OwnServer, ...] = ()
+    hooks: tuple[OwnHook, ...] = ()
     policy: PolicyFields = NO_POLICY
     metadata: Mapping[str, Any] = field(default_factory=dict)
     source: Source = Source(kind="inline")

@@ -153,6 +153,7 @@ def whitelist_of(
     if names is None:
         names = default_tools(ordinary)
     names = ordinary.expand((*names, *(f"{GROUPED}{server}" for server in definition.mcp_servers)))
+    names = _without_others(names, definition, ordinary, () if definition.tools is not None else inherited or ())
     if asked is not None:  # a caller may only narrow
         wanted = ordinary.expand(asked)
         names = tuple(name for name in names if name in wanted)
@@ -162,16 +163,35 @@ def whitelist_of(
     return tuple(name for name in names if name not in gone)
 
 
+def _without_others(
+    names: Sequence[str], definition: AgentDefinition, ordinary: ToolRegistry, inherited: Sequence[str]
+) -> tuple[str, ...]:
+    """The names without tools of servers that other definitions bring along for themselves. What is taken over from a
+    parent run was granted to that one."""
+    own = tuple(f"{GROUPED}{server.name}__" for server in definition.own_servers)
+    return tuple(
+        name
+        for name in names
+        if name not in ordinary or not ordinary[name].spec.private or name.startswith(own) or name in inherited
+    )
+
+
 def _within(names: Sequence[str], above: Sequence[str], ordinary: Collection[str]) -> tuple[str, ...]:
     """What is left of a whitelist under another one. `Agent` stands for every way to delegate: above it covers each of
     them, below it comes to those that there are above."""
     kept: list[str] = []
     for name in names:
-        if name in above or (AGENT in above and name not in ordinary):
+        if name in above or (AGENT in above and _delegates(name, ordinary)):
             kept.append(name)
         elif name == AGENT:
-            kept.extend(each for each in above if each not in ordinary)
+            kept.extend(each for each in above if _delegates(each, ordinary))
     return tuple(dict.fromkeys(kept))
+
+
+def _delegates(name: str, ordinary: Collection[str]) -> bool:
+    """Whether a name of a whitelist stands for a way to delegate. Tools of a server are none while it is away, though
+    nobody knows them then."""
+    return name not in ordinary and not name.startswith(GROUPED)
 
 
 def ceiling_of(

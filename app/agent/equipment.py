@@ -21,7 +21,7 @@ from app.agent.delegation import (
 )
 from app.agent.errors import BudgetSpent, ModelError
 from app.agent.handoff import Handoffs
-from app.agent.hooks import HookPoint
+from app.agent.hooks import HookPoint, HookRegistry
 from app.agent.inheritance import texts_of
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.orders import Delegator
@@ -88,7 +88,7 @@ class Equipment:
 
     def subagent_hooks(self, live: LiveRun) -> SubagentHooks | None:
         """What a subagent asks its hooks; None at depth 0, and where there are none."""
-        hooks = self._parts.hooks
+        hooks = self._hooks(live.request)
         if not live.run.depth or not (hooks.has(HookPoint.SUBAGENT_START) or hooks.has(HookPoint.SUBAGENT_STOP)):
             return None
         return SubagentHooks(
@@ -103,12 +103,17 @@ class Equipment:
 
     def clearance(self, live: LiveRun, work: Work) -> Clearance | None:
         """What the calls of a run go through; None where nobody has a say."""
-        parts, hooks, policy = self._parts, self._parts.hooks, self._policy(live.request)
+        parts, hooks, policy = self._parts, self._hooks(live.request), self._policy(live.request)
         asked = hooks.has(HookPoint.PRE_TOOL_USE) or hooks.has(HookPoint.POST_TOOL_USE)
         if not asked and policy is None and not any(spec.ask for spec in work.registry.specs):
             return None
         assert parts.approvals is not None and parts.parser is not None and parts.resolve_path is not None
         parser, resolve, run, calls = parts.parser, parts.resolve_path(work.workspace), live.run, work.calls
+
+        def means(spec: ToolSpec) -> Means:
+            agent = agent_of(work.registry, spec.name)
+            return Means(parser=parser, resolve_path=resolve, agent=agent, hides=parts.hides())
+
         return Clearance(
             recorder=parts.recorder,
             checker=parts.checker,
@@ -119,12 +124,16 @@ class Equipment:
             run=run,
             lineage=self._launcher.lineage(run),
             workspace=str(work.workspace),
-            means=lambda spec: Means(parser=parser, resolve_path=resolve, agent=agent_of(work.registry, spec.name)),
+            means=means,
             person=lambda begins: self._launcher.person(run, begins),
             waits=lambda begins: calls.wait(run, "approval") if begins else calls.resume(run, "approval"),
             places=live.places,
             last_word_s=lambda: live.control.last_word(call=True),
         )
+
+    def _hooks(self, request: RunRequest) -> HookRegistry:
+        """Who is asked about a run: the hooks of the service, then those that its definition brings along."""
+        return self._parts.hooks.joined(self._parts.own_hooks.of(request.definition))
 
     def check(self, request: RunRequest) -> None:
         """Raises `InvalidRequest` when the run's tools could not be put together: two of one name, an agent whose name

@@ -59,7 +59,7 @@ class SessionClosed(TypedDict):
 
 class RunQueued(TypedDict):
     """`run.queued`: a run exists and waits for its memory. `fallback`: as what it stands in for its handoff's agent.
-    `agent_version`: of an agent that a tenant has put."""
+    `agent_version`: of an agent that a tenant has put; `agent_hooks`: how many one of a file brings along."""
 
     memory_id: str
     turn: int
@@ -73,6 +73,7 @@ class RunQueued(TypedDict):
     deadline_ms: int | None
     timeout_ms: int | None
     agent_version: NotRequired[int]
+    agent_hooks: NotRequired[int]
     fallback: NotRequired["FallbackInfo"]
 
 

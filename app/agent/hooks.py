@@ -8,8 +8,9 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
+from app.agent.definition import AgentDefinition
 from app.agent.hook_calls import (
     DEFAULT_ON_FAILURE,
     PROCEED,
@@ -25,9 +26,9 @@ from app.agent.hook_calls import (
 from app.agent.interruption import Interruption, OutOfTime, bounded
 
 __all__ = [
-    "DEFAULT_ON_FAILURE", "MAX_BLOCK_CHARS", "MAX_CONTEXT_CHARS", "NO_HOOKS", "PROCEED", "Check", "Decision",
-    "FunctionHook", "Hook", "HookCall", "HookFailure", "HookPoint", "HookRegistry", "Matcher", "OnFailure", "Outcome",
-    "Round", "Verdict",
+    "DEFAULT_ON_FAILURE", "MAX_BLOCK_CHARS", "MAX_CONTEXT_CHARS", "NO_HOOKS", "NO_OWN_HOOKS", "PROCEED", "Check",
+    "Decision", "FunctionHook", "Hook", "HookCall", "HookCatalog", "HookFailure", "HookPoint", "HookRegistry",
+    "Matcher", "OnFailure", "Outcome", "Round", "Verdict",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -89,8 +90,13 @@ class HookRegistry:
 
     def __init__(self, hooks: Sequence[Hook] = (), aliases: Callable[[str], Sequence[str]] = lambda name: ()) -> None:
         """`aliases`: the names that others have for a tool."""
+        self._all = tuple(hooks)
         self._hooks = {point: [h for h in hooks if point in h.points] for point in HookPoint}
         self._aliases = aliases
+
+    def joined(self, hooks: Sequence[Hook]) -> "HookRegistry":
+        """These after all of its own."""
+        return HookRegistry((*self._all, *hooks), self._aliases) if hooks else self
 
     def has(self, point: HookPoint) -> bool:
         """Whether anybody is asked at a point; the callers of a point without hooks pay nothing."""
@@ -280,4 +286,23 @@ def _described(error: BaseException) -> str:
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:MAX_REASON_CHARS]
 
 
+class HookCatalog(Protocol):
+    """The hooks that definitions bring along."""
+
+    def of(self, definition: AgentDefinition) -> Sequence[Hook]:
+        """Those of a definition, in its order. Raises ValueError when one of them cannot be asked: nobody goes on
+        without a guard that was asked for."""
+
+
+class NoOwnHooks:
+    """A service in which definitions bring none."""
+
+    def of(self, definition: AgentDefinition) -> Sequence[Hook]:
+        """None. Raises ValueError for a definition that has some all the same."""
+        if definition.hooks:
+            raise ValueError(f"agent {definition.name!r} brings hooks along, and nobody here can ask them")
+        return ()
+
+
 NO_HOOKS = HookRegistry()
+NO_OWN_HOOKS = NoOwnHooks()

@@ -6,7 +6,7 @@ Knows neither tools nor runs, only a coroutine, how long it may take, and how lo
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,10 +29,11 @@ class OutOfTime(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
     """How something is broken off. `finishes`: it is let go on for the grace; else it is cancelled at once and has the
-    grace to clean up."""
+    grace to clean up. `bound` says, in that moment, how much of a time there is."""
 
     grace_s: float = GRACE_MS / 1000
     finishes: bool = False
+    bound: Callable[[float], float] = float
 
 
 class LastWords:
@@ -84,13 +85,13 @@ async def bounded(
         await asyncio.wait({task}, timeout=timeout_s)
     except asyncio.CancelledError:
         if how.finishes:
-            await _done(task, how.grace_s)
-        await _cancelled(task, CLEAN_UP_S if how.finishes else how.grace_s)
+            await _done(task, how.bound(how.grace_s))
+        await _cancelled(task, how.bound(CLEAN_UP_S if how.finishes else how.grace_s))
         if not task.done() or task.cancelled():
             raise
         return task.result()
     if not task.done():
-        if await _cancelled(task, how.grace_s):
+        if await _cancelled(task, how.bound(how.grace_s)):
             raise asyncio.CancelledError
         raise OutOfTime
     return await task  # done: its result, or what it raised

@@ -20,7 +20,7 @@ from app.agent.duplicates import DuplicateLimits
 from app.agent.events import Event, Masker, Recorder
 from app.agent.filters import Find
 from app.agent.handoff import Lookup
-from app.agent.hooks import NO_HOOKS, HookRegistry
+from app.agent.hooks import NO_HOOKS, NO_OWN_HOOKS, HookCatalog, HookRegistry
 from app.agent.interruption import GRACE_MS
 from app.agent.orders import SUBAGENT_STEPS, Pacing
 from app.agent.patience import ModelGates, Patience
@@ -38,7 +38,8 @@ from app.agent.work import Work
 class RunnerParts:
     """What every run is made of. `workspace` gives the directory of a session, for its tools; `find` what stands at an
     import path; `load` reads a memory and `lookup` the row of a handoff, with all that was recorded before. `parser`
-    and `resolve_path` are what permission rules need to know of command lines and of paths in a workspace."""
+    and `resolve_path` are what permission rules need to know of command lines and of paths in a workspace, `hides`
+    whether commands run where what they may not read is hidden from them."""
 
     recorder: Recorder
     models: ModelCatalog
@@ -56,9 +57,11 @@ class RunnerParts:
     duplicates: DuplicateLimits = field(default_factory=DuplicateLimits)
     pacing: Pacing = field(default_factory=Pacing)
     hooks: HookRegistry = NO_HOOKS
+    own_hooks: HookCatalog = NO_OWN_HOOKS
     approvals: Approvals | None = None
     parser: CommandParser | None = None
     resolve_path: Callable[[Path], PathResolver] | None = None
+    hides: Callable[[], bool] = bool  # bool() is False
     compaction: Compaction = field(default_factory=Compaction)
     skills: SkillCatalog = NO_SKILLS
     default_subagent: str = ""

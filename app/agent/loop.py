@@ -208,12 +208,13 @@ def _turn(work: Work, step: int, seq: int) -> Turn:
         offered=[spec.name for spec in work.offered],
         parallel=work.parallel,
         workspace=work.workspace,
-        deadline=work.control.hard_at,
+        deadline=lambda: work.control.hard_at,
         check=work.control.check,
         budget=work.budget,
         places=work.places,
         clearance=work.clearance,
         abort_siblings=bool(work.definition.abort_siblings),
+        grace_s=work.control.grace_s,
     )
 
 

@@ -55,7 +55,8 @@ class WriteTarget:
 class ParsedCommand:
     """A command line taken apart, with `UNKNOWN` in the texts, in paths also `ANY_NAME`. `problem`: why it could not be
     judged to its end, or None. `words`: what may name a file; `perhaps`: what names one if the command reads it so;
-    `walks`: directories of which it reads all that lies below.
+    `walks`: directories of which it reads all that lies below. `stored`: those of all these that it may read out of a
+    repository, where no box hides them; `opaque`: it may read anything so.
     `bases`: the directories that relative paths may start from, `UNKNOWN` for one that is not known."""
 
     parts: tuple[CommandPart, ...] = ()
@@ -63,6 +64,8 @@ class ParsedCommand:
     words: tuple[str, ...] = ()
     perhaps: tuple[str, ...] = ()
     walks: tuple[str, ...] = ()
+    stored: frozenset[str] = frozenset()
+    opaque: bool = False
     bases: tuple[str, ...] = (".",)
     problem: str | None = None
 
@@ -79,12 +82,14 @@ class Means:
     """What a decision needs to know of the world. `resolve_path` gives the place that a path really names, relative to
     the workspace (`.` for itself), None when it leads outside or cannot be told; of one that ends in a slash also when
     it is no directory. `agent` is whom a delegation tool would start; without it only the arguments say so. `answers`:
-    rules that persons gave for this session."""
+    rules that persons gave for this session. `hides`: the box of a command hides from it what may not be read, so that
+    only a file that it surely names is a matter of rules."""
 
     parser: CommandParser
     resolve_path: PathResolver
     agent: str | None = None
     answers: Sequence[PermissionRule] = ()
+    hides: bool = False
 
 
 # ── what a call does ────────────────────────────────────────────────────────────────────────────────────────────
@@ -93,7 +98,8 @@ class Means:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """One thing that a call does, or may do (`sure` False). `exact` and `loose` as in `CommandPart`. `limits_only`: no
-    allowance is needed. `derived`: taken out of a command line."""
+    allowance is needed. `derived`: taken out of a command line. `hidden`: what may not be read is hidden where this
+    runs, so that only what is sure counts."""
 
     tool: str
     shown: str
@@ -104,6 +110,7 @@ class Subject:
     limits_only: bool = False
     derived: bool = False
     sure: bool = True
+    hidden: bool = False
 
     @property
     def by_pattern(self) -> bool:
@@ -161,6 +168,7 @@ def _of_command(parsed: ParsedCommand, means: Means) -> list[Subject]:
     if parsed.problem is not None:
         perhaps = replace(command, kind=PatternKind.PATH, limits_only=True, sure=False)
         found += [command, replace(perhaps, tool="read_file"), replace(perhaps, tool="write_file")]
+    hides = means.hides and parsed.problem is None and not parsed.opaque
     known = dict.fromkeys(parsed.words, True) | dict.fromkeys(parsed.perhaps, False)
     for base in parsed.bases:
         for target in parsed.writes:
@@ -172,10 +180,10 @@ def _of_command(parsed: ParsedCommand, means: Means) -> list[Subject]:
         for word, sure in known.items():
             read = _of_path("read_file", word, means, base)
             if read.loose != _OUTSIDE:  # a word that is no path of the workspace names no file of it
-                found.append(replace(read, limits_only=True, sure=sure))
+                found.append(replace(read, limits_only=True, sure=sure, hidden=hides and word not in parsed.stored))
         for word in parsed.walks:
             walk = _with_all_below(_of_path("read_file", word, means, base), word, means)
-            found.append(replace(walk, limits_only=True))
+            found.append(replace(walk, limits_only=True, hidden=hides and word not in parsed.stored))
     return list(dict.fromkeys(found))
 
 

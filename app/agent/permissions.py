@@ -6,7 +6,7 @@ Who wins: the strictest verdict over all parts of a call and over the policies o
 one policy deny beats ask beats allow. An allow rule with a pattern closes its tool: what none of them covers is asked.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -37,7 +37,7 @@ from app.agent.permission_subjects import (
     WriteTarget,
     subjects_of,
 )
-from app.agent.rule_patterns import ANY_NAME, Screen, screen
+from app.agent.rule_patterns import ANY_NAME, Screen, means_any, screen
 from app.agent.tools import ToolSpec
 
 __all__ = [
@@ -204,17 +204,39 @@ class PermissionPolicy:
         """Whether a search leaves out what it comes across: reading it is not simply allowed, nor has a person allowed
         it for the session or this very search (`approved`: of which directory). Paths are relative to the workspace and
         resolved."""
+        concealed = self.concealing(spec, answers, approved)
+        return concealed is not None and concealed(path)
+
+    def concealing(
+        self, spec: ToolSpec, answers: Sequence[PermissionRule] = (), approved: str | None = None
+    ) -> Callable[[str], bool] | None:
+        """`conceals` for many paths; None where nothing is concealed. Of a command: what it may not read."""
+        tool = _FILE_TOOLS[0] if spec.name == COMMAND else spec.name
         if self.is_open(spec):
-            return False
-        lifted = (approved is not None and lies_in(path, approved)) or any(
-            leads_to(rule, spec.name, path) for rule in answers
-        )
-        stays = (Verdict.DENY,) if lifted else (Verdict.DENY, Verdict.ASK)
-        return any(
-            rule.effect in stays and rule.pattern is not None and restricts(rule, PatternKind.PATH, (path,))
-            for layer in self._layers
-            for rule, _ in layer.about(spec.name, spec.delegation)
-        )
+            return None
+        denied, asked = self._patterns(tool, Verdict.DENY), self._patterns(tool, Verdict.ASK)
+        if not denied and not asked:
+            return None
+
+        is_denied, is_asked = means_any(denied), means_any(asked)
+
+        def lifted(path: str) -> bool:
+            allowed = approved is not None and lies_in(path, approved)
+            return allowed or any(leads_to(rule, tool, path) for rule in answers)
+
+        return lambda path: is_denied(path) or (is_asked(path) and not lifted(path))
+
+    def protecting(self, spec: ToolSpec) -> Callable[[str], bool] | None:
+        """Which paths no command may change, whatever it is; None where that is nothing. A question about writing is
+        no denial: it is put for a file that a command names."""
+        denied = () if spec.name != COMMAND or self.is_open(spec) else self._patterns(_FILE_TOOLS[1], Verdict.DENY)
+        return means_any(denied) if denied else None
+
+    def _patterns(self, tool: str, effect: Verdict) -> tuple[str, ...]:
+        """The patterns of all rules about a tool with this effect."""
+        ruled = (rule for layer in self._layers for rule, _ in layer.about(tool, False))
+        found = (rule.pattern for rule in ruled if rule.effect is effect and rule.pattern is not None)
+        return tuple(dict.fromkeys(found))
 
     def is_open(self, spec: ToolSpec) -> bool:
         """Whether every call of a tool is allowed, whatever its arguments."""
@@ -333,7 +355,8 @@ class _Layer:
         return all(rule.effect is Verdict.ALLOW and rule.pattern is None for rule, _ in rules)
 
     def judge(self, subject: Subject) -> Decision:
-        """What holds for one subject. What a restriction may be about, or may not, is asked."""
+        """What holds for one subject. What a restriction may be about, or may not, is asked, unless the box sees to
+        it."""
         every = self.about(subject.tool, subject.delegation)
         rules = self._near(subject, every)
         doubt: Decision | None = None
@@ -342,12 +365,12 @@ class _Layer:
                 if rule.effect is not effect or (subject.by_pattern and rule.pattern is None):
                     continue
                 # one doubt is enough, only a rule that surely speaks of it can say more
-                judged = restricts if doubt is None else surely_restricts
+                judged = restricts if doubt is None and not subject.hidden else surely_restricts
                 hit = judged(rule, subject.kind, subject.loose)
                 if hit and subject.sure:
                     why = f"{_shown(subject)} falls under the rule {rule}"
                     return self._found(effect, why, subject, rule, scope)
-                if hit is not False and doubt is None:
+                if hit is not False and doubt is None and not subject.hidden:
                     why = f"it cannot be told whether {_shown(subject)} falls under the rule {rule}"
                     doubt = self._found(Verdict.ASK, why, subject, rule, scope)
         allowed = self._without_restrictions(subject, rules, every)

@@ -468,4 +468,6 @@ def _queued(run: Run, request: RunRequest) -> events.RunQueued:
     version = request.definition.source.version
     if version is not None:
         payload["agent_version"] = version
+    if request.definition.hooks:
+        payload["agent_hooks"] = len(request.definition.hooks)
     return payload

@@ -39,7 +39,8 @@ class ToolSpec:
     granted where a definition names no tools. `ask`: why a person is asked before each call that no rule speaks of.
     `accepts`: the schema that calls are validated against where it is wider than what the model is shown. `aliases`:
     other names of arguments, as models know them from other services; everybody behind the schema sees only ours.
-    `waits`: mostly waits for other runs. `error_prefix` begins every error result; `cancelled_text` is the result of a
+    `waits`: mostly waits for other runs. `private`: only for definitions that bring its server along, and for whoever
+    takes over their tools. `error_prefix` begins every error result; `cancelled_text` is the result of a
     call that was cancelled, where that is not said as for every tool.
     """
 
@@ -58,6 +59,7 @@ class ToolSpec:
     poller: bool = False
     waits: bool = False
     open_world: bool = False
+    private: bool = False
     ask: str = ""
     error_prefix: str = ""
     cancelled_text: str = ""
@@ -83,7 +85,8 @@ class ToolContext:
 
     `conceals` says of a path in the workspace, resolved, whether a search must leave it out. `refuses` says why what
     was opened may not be read, by the place that it really has, None where that cannot be told: what was judged before
-    may have become a link. Without them everything may be seen.
+    may have become a link. Without them everything may be seen. For a command `conceals` says what it may not read and
+    `protects` what it may not change.
     """
 
     session: Session
@@ -97,6 +100,7 @@ class ToolContext:
     stands_in: Callable[[str, str], Awaitable[None]] | None = None
     conceals: Callable[[str], bool] | None = None
     refuses: Callable[[str | None], str | None] | None = None
+    protects: Callable[[str], bool] | None = None
 
     def remaining_s(self) -> float | None:
         """Seconds until the deadline, at least 0; None when there is none."""

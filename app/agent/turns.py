@@ -27,7 +27,8 @@ class Turn:
     """One assistant message with calls: where its results go. `memory_seq` is the number of the assistant message;
     `check` raises when the run was told to end. `places`: those that the run needs to work, None where there is no
     limit. `clearance`: hooks and permissions, None where there are none. `abort_siblings`: a call that fails ends those
-    that run beside it (spec 5.2)."""
+    that run beside it (spec 5.2). `deadline`, on the clock of the event loop: while a person is asked it moves.
+    `grace_s`: how much of a grace there is for what is broken off."""
 
     session: Session
     run: Run
@@ -37,12 +38,13 @@ class Turn:
     offered: Sequence[str]
     parallel: bool
     workspace: Path
-    deadline: float | None
+    deadline: Callable[[], float | None]
     check: Callable[[], None]
     budget: Budget | None = None
     places: Places | None = None
     clearance: Clearance | None = None
     abort_siblings: bool = False
+    grace_s: Callable[[float], float] = float
 
 
 class Caller(Protocol):
@@ -70,6 +72,7 @@ class Board:
 
     async def run(self, group: Sequence[int]) -> None:
         """Run one group; a single call needs no task of its own."""
+        self._broken_by = ""
         if len(group) == 1:
             await self._one(group[0])
             return

@@ -43,13 +43,15 @@ class End(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What one command may use, all its processes together where nothing else is said. `memory_bytes` also bounds each
-    process, `file_bytes` each file, `disk_bytes` the room taken on the disk of the workspace; `temporary_bytes` is the
-    size of a temporary directory of its own (level `full`). From `fast_bytes` of output on it is read slowly."""
+    process, `file_bytes` each file, `disk_bytes` the room taken on the disk of the workspace, `files` how many more
+    files that disk has; `temporary_bytes` is the size of a temporary directory of its own (level `full`), which `files`
+    bounds too. From `fast_bytes` of output on it is read slowly."""
 
     memory_bytes: int = 1 << 30
     processes: int = 128
     file_bytes: int = 1 << 30
     disk_bytes: int = 4 << 30
+    files: int = 1 << 18  # as many as usual for a disk of `disk_bytes`: one for 16 KiB
     temporary_bytes: int = 256 << 20
     open_files: int = 1024
     fast_bytes: int = 4 << 20
@@ -63,11 +65,13 @@ class Limits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """How a command ended. `code` is the shell's exit code, 128 + n for signal n; None when it was killed or has not
-    begun. `output_lost`: a process was stuck in the kernel and may still write."""
+    begun. `output_lost`: a process was stuck in the kernel and may still write. `hidden`: places of the workspace that
+    it could not read."""
 
     end: End
     code: int | None = None
     output_lost: bool = False
+    hidden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

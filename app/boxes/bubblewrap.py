@@ -14,13 +14,16 @@ from app.boxes.ownership import Identity
 from app.boxes.places import CONFIGURATION, SHELL, SYSTEM
 
 _HOME = "/tmp"  # noqa: S108  the box's own, empty and bounded
+_SHARED = "/dev/shm"  # noqa: S108  the same
+_SEALED = ("/dev", "/")  # made of memory without a bound, and writable as long as the box is built; not what is on them
 _KB = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
     """What differs from call to call: numbers of open files, the place of the workspace, as whom. `process_tree`: with
-    a /proc of its own, which some containers do not allow."""
+    a /proc of its own, which some containers do not allow. `more`: further arguments about the workspace, in a file of
+    which this is the number; the command then waits at `gate` until somebody has looked at what came of them."""
 
     command: str
     workspace: int
@@ -30,6 +33,8 @@ class Inside:
     status: int
     ready: int
     process_tree: bool
+    more: int | None = None
+    gate: int | None = None
 
 
 def missing() -> str | None:
@@ -44,6 +49,11 @@ def missing() -> str | None:
 def home() -> str:
     """The home and temporary directory in the box."""
     return _HOME
+
+
+def in_memory() -> tuple[str, ...]:
+    """The directories of the box whose files are memory: their bytes are bounded, their number is to be watched."""
+    return (_HOME, _SHARED)
 
 
 def command_line(inside: Inside, limits: Limits, environment: Mapping[str, str], extra: Sequence[Path]) -> list[str]:
@@ -61,13 +71,15 @@ def command_line(inside: Inside, limits: Limits, environment: Mapping[str, str],
         *_system(),
         *(("--proc", "/proc") if inside.process_tree else ("--perms", "0555", "--tmpfs", "/proc")),
         *("--dev", "/dev", "--perms", "0700", "--size", str(limits.temporary_bytes), "--tmpfs", _HOME),
-        *("--perms", "0700", "--size", str(limits.temporary_bytes), "--tmpfs", "/dev/shm"),  # noqa: S108
+        *("--perms", "0700", "--size", str(limits.temporary_bytes), "--tmpfs", _SHARED),
         *(word for place in extra for word in ("--ro-bind-try", str(place), str(place))),
         *("--bind-fd", str(inside.workspace), inside.path, "--chdir", inside.path),
-        *("--remount-ro", "/"),
+        *(() if inside.more is None else ("--args", str(inside.more))),
+        *(word for place in _SEALED for word in ("--remount-ro", place)),
+        *(() if inside.process_tree else ("--remount-ro", "/proc")),
         *(word for name, value in environment.items() for word in ("--setenv", name, value)),
         *("--seccomp", str(inside.filter), "--json-status-fd", str(inside.status)),
-        *("--", SHELL, "--noprofile", "--norc", "-c", _begin(inside.ready, limits), "run", inside.command),
+        *("--", SHELL, "--noprofile", "--norc", "-c", _begin(inside, limits), "run", inside.command),
     ]
 
 
@@ -97,11 +109,13 @@ def _system() -> Iterator[str]:
         yield from ("--ro-bind-try", str(place), str(place))
 
 
-def _begin(ready: int, limits: Limits) -> str:
+def _begin(inside: Inside, limits: Limits) -> str:
     """What the shell does before the command, which is handed over as an argument and never becomes part of this. The
     limits are set here, inside: the kernel then counts the processes of this box alone."""
     most = f"-u {limits.processes} -f {limits.file_bytes // _KB} -d {limits.memory_bytes // _KB} -n {limits.open_files}"
+    ready, gate = inside.ready, inside.gate
+    wait = "" if gate is None else f"read -r -n 1 -u {gate} _ || exit 126; exec {gate}<&-; "
     return (
-        f"ulimit -c 0 {most} || exit 126; printf + >&{ready} || exit 126; exec {ready}>&-; "
+        f"ulimit -c 0 {most} || exit 126; printf + >&{ready} || exit 126; exec {ready}>&-; {wait}"
         f'exec {SHELL} --noprofile --norc -c "$1"'
     )

@@ -21,6 +21,7 @@ from app.boxes.beneath import Opener, best_opener
 # Non-blocking: opening a FIFO that nobody writes to would wait for ever.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LOOK = os.O_CLOEXEC | getattr(os, "O_PATH", _READ)  # where there is O_PATH, also at what may not be read
 _SHOWN_CHARS = 200
 
 
@@ -75,22 +76,18 @@ class Directory:
     closed when the last user lets go of the object, so a cache may drop it at any time.
     """
 
-    def __init__(self, root: Path, *, opener: Opener | None = None) -> None:
-        """Hold `root`. Raises `NotThere` when it is no directory. `opener` None: the best one here."""
-        try:
-            self._fd = os.open(root, _LIST)
-        except OSError as error:
-            raise NotThere("the workspace directory does not exist or cannot be opened on the server") from error
+    def __init__(self, root: Path, *, handle: int | None = None, opener: Opener | None = None) -> None:
+        """Hold `root`, by a `handle` that was opened for it and is now this object's, else by its name. Raises
+        `NotThere` when it is no directory. `opener` None: the best one here."""
+        self._fd = opened_by_name(root) if handle is None else handle
         weakref.finalize(self, os.close, self._fd)
-        self._roots = tuple(dict.fromkeys((os.path.abspath(root), os.path.realpath(root))))
+        real = os.path.realpath(root) if handle is None else _path_of(handle)
+        self._roots = tuple(dict.fromkeys((os.path.abspath(root), real)))
         self._opener = opener or best_opener(self._fd)
 
-    def is_at(self, root: Path) -> bool:
-        """Whether `root` still names this very directory (it may have been removed and made anew)."""
-        try:
-            return os.path.samestat(os.stat(root), os.fstat(self._fd))
-        except OSError:
-            return False
+    def holds(self, handle: int) -> bool:
+        """Whether a handle is of this very directory."""
+        return os.path.samestat(os.fstat(handle), os.fstat(self._fd))
 
     def relative(self, path: str) -> str:
         """The path relative to the root, by text alone: `.` for the root itself. Raises `OutsideBox`, `NotThere`."""
@@ -107,8 +104,8 @@ class Directory:
     def place(self, path: str) -> str | None:
         """What a path really names, relative to the root, with every link on the way followed; what does not exist yet
         stays as it is. None when it leads outside or cannot be a path. Only for decisions: it may change any time."""
-        root = self._roots[-1]
-        try:
+        try:  # by names, not by opening it: commands also follow a link inside that is an absolute path
+            root = _path_of(self._fd)
             real = os.path.realpath(os.path.join(root, self.relative(path)))
         except (BoxError, OSError, ValueError):
             return None
@@ -116,6 +113,17 @@ class Directory:
             return "."
         below = root.rstrip("/") + "/"
         return real[len(below) :] if real.startswith(below) else None
+
+    def is_file(self, path: str) -> bool:
+        """Whether a path leads to a regular file, links inside followed."""
+        try:
+            fd = self._open(path, _LOOK)
+        except BoxError:
+            return False
+        try:
+            return stat.S_ISREG(os.fstat(fd).st_mode)
+        finally:
+            os.close(fd)
 
     def place_of(self, fd: int) -> str | None:
         """What an open file or directory is, relative to the root; None when that cannot be told, for example of one
@@ -219,6 +227,14 @@ def shown(path: str) -> str:
     return repr(text) if text.isprintable() else ascii(text)
 
 
+def opened_by_name(root: Path) -> int:
+    """A handle of a directory that nobody but the operator can put a link in the place of. Raises `NotThere`."""
+    try:
+        return os.open(root, _LIST)
+    except OSError as error:
+        raise NotThere("the workspace directory does not exist or cannot be opened on the server") from error
+
+
 def _path_of(fd: int) -> str:
     """Where what is open lies now."""
     if sys.platform == "darwin":
@@ -280,19 +296,23 @@ def problem_of(path: str, error: OSError) -> BoxError:
 
 
 class Directories:
-    """Held directories by root path, the least recently used dropped beyond `limit`. Safe to use from threads."""
+    """Held directories by root path, the least recently used dropped beyond `limit`. Safe to use from threads. `opens`:
+    how a root is opened, which is asked at every use; for workspaces, below what is held of them."""
 
-    def __init__(self, limit: int = 64) -> None:
+    def __init__(self, opens: Callable[[Path], int] = opened_by_name, *, limit: int = 64) -> None:
+        self._opens = opens
         self._limit = limit
         self._held: OrderedDict[Path, Directory] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, root: Path) -> Directory:
-        """The directory of this root, opened anew when the path names another one by now. Raises `NotThere`."""
+        """The directory of this root, another one when the path names another one by now. Raises `NotThere`."""
         with self._lock:
-            directory = self._held.get(root)
-            if directory is None or not directory.is_at(root):
-                directory = self._held[root] = Directory(root)
+            handle, directory = self._opens(root), self._held.get(root)
+            if directory is None or not directory.holds(handle):
+                directory = self._held[root] = Directory(root, handle=handle)
+            else:
+                os.close(handle)
             self._held.move_to_end(root)
             if len(self._held) > self._limit:
                 self._held.popitem(last=False)

@@ -3,11 +3,12 @@
 Matters only for a server that runs as root. Knows no box.
 """
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
-from pathlib import Path
 
+_DEEPEST = 128  # a handle is held for each on the way
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -23,7 +24,8 @@ class Identity:
 
 def identity_for(workspace: int, spare: int, *, may_hand_over: bool) -> Identity:
     """As whom commands run in a workspace (a handle). A server that is no root has only itself to offer. Root takes the
-    owner of the workspace; if that is root too, the user `spare`, who is given the workspace if that is allowed."""
+    owner of the workspace; if that is root too, the user `spare`, who is given the workspace if that is allowed. All of
+    it is judged and given by this handle alone."""
     if os.geteuid() != 0:
         return Identity(user=os.geteuid(), group=os.getegid(), dropped=False)
     owner = os.fstat(workspace)
@@ -42,27 +44,31 @@ def adopt(file: int, directory: int) -> None:
         os.fchown(file, owner.st_uid, owner.st_gid)
 
 
-def is_below(workspace: Path, root: Path) -> bool:
-    """Whether a workspace is a directory of its own below the root of all workspaces, not this root itself."""
-    real, top = os.path.realpath(workspace), os.path.realpath(root)
-    return real != top and real.startswith(top.rstrip("/") + "/")
-
-
 def _hand_over(directory: int, user: int) -> None:
-    """What belongs to root is given away, the directory itself last: until then this begins anew the next time. Links
-    are not followed, and files with a second name elsewhere are left: that may lie outside."""
-    pending = [os.dup(directory)]
-    while pending:
-        handle = pending.pop()
-        try:
-            pending += _give_entries(handle, user)
-        finally:
-            os.close(handle)
+    """What belongs to root is given away, the directory itself last and only when all the rest was: until then this
+    begins anew the next time. Links are not followed, and files with a second name elsewhere are left: that may lie
+    outside. Raises OSError."""
+    _give_all(directory, user, 1)
     os.fchown(directory, user, user)
 
 
-def _give_entries(handle: int, user: int) -> list[int]:
-    below: list[int] = []
+def _give_all(directory: int, user: int, depth: int) -> None:
+    for name in _given(directory, user):
+        if depth == _DEEPEST:
+            raise OSError(errno.ENAMETOOLONG, f"its directories are more than {_DEEPEST} deep")
+        below = _opened(directory, name)
+        if below is None:
+            continue
+        try:
+            if os.fstat(below).st_dev == os.fstat(directory).st_dev:
+                _give_all(below, user, depth + 1)
+        finally:
+            os.close(below)
+
+
+def _given(handle: int, user: int) -> list[str]:
+    """Give away what lies in a directory; the names of the directories in it."""
+    below: list[str] = []
     device = os.fstat(handle).st_dev
     for name in os.listdir(handle):
         try:
@@ -70,8 +76,17 @@ def _give_entries(handle: int, user: int) -> list[int]:
             second_name = stat.S_ISREG(found.st_mode) and found.st_nlink > 1
             if found.st_uid == 0 and found.st_dev == device and not second_name:
                 os.chown(name, user, user, dir_fd=handle, follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode) and found.st_dev == device:
-                below.append(os.open(name, _DIRECTORY, dir_fd=handle))
-        except OSError:  # gone or changed since it was listed
+        except FileNotFoundError:  # gone since it was listed
             continue
+        if stat.S_ISDIR(found.st_mode) and found.st_dev == device:
+            below.append(name)
     return below
+
+
+def _opened(above: int, name: str) -> int | None:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=above)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # gone or changed since it was listed
+            return None
+        raise

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Attempt = Callable[[str, Path, float], Awaitable[str]]  # runs a command in a workspace and gives what it wrote
+HIDDEN, _SEEN = "hidden", "seen"
 _PROBE_S = 10.0
 _DECOY_S = 60
 _DAEMON = "/bin/sleep"
@@ -51,6 +52,20 @@ async def attack(attempt: Attempt, user: int) -> str | None:
     if escapes:
         return f"a command could {', '.join(escapes)}"
     return None
+
+
+async def hides(attempt: Attempt) -> bool:
+    """Whether a command that runs sees nothing of the file `HIDDEN` of its workspace."""
+    with tempfile.TemporaryDirectory(prefix="subagentd-probe-") as folder:
+        workspace = await asyncio.to_thread(_with_a_file, Path(folder))
+        said = await attempt(f"cat {HIDDEN}; echo finished", workspace, _PROBE_S)
+    return _SEEN not in said and "finished" in said
+
+
+def _with_a_file(folder: Path) -> Path:
+    (folder / HIDDEN).write_text(_SEEN)
+    folder.chmod(0o755)
+    return folder
 
 
 class _Held:

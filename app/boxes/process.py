@@ -7,73 +7,52 @@ to die with its parent to the thread that started it.
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from app.boxes.box import End, Ended, Limits
-from app.boxes.usage import children_of, free_bytes, memory_of, state_of
+from app.boxes.box import BoxRefused, End, Ended, Limits
+from app.boxes.pipes import Gate, Pipe
+from app.boxes.usage import Room, children_of, files_of, memory_of, room_at, state_of
 from app.boxes.warden import STARTED
 
 WATCH_S = 0.2
-_GONE_S = 6.0  # a little more than the warden takes at worst
+_GONE_S = 8.0  # a little more than the warden takes at worst
 _STOP_S, _STOP_STEP_S = 0.5, 0.001
+_BUILT_S = 20.0  # for a box whose workspace is to be covered
 _DRAIN_S = 1.0  # for what is in the pipe when all processes have ended
+_WATCHERS = ThreadPoolExecutor(2, "watch commands")  # of their own: no other work may hold a limit up
 _BREATH_S = 0.05  # a pause after each piece of output beyond the bound: about 20 MB a second
 _PIECE = 1 << 20
-_NUMBER_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What to start. `ready` gets `STARTED` when the command begins and its problem when it does not. With `held`, the
-    process ends all when its standard input ends; without, `inner` tells the process whose end is everybody's."""
+    process ends all when its standard input ends; without, `inner` tells the process whose end is everybody's. `places`
+    are handles of directories whose disks it must not fill, `in_memory` paths of such in the box of that process.
+    `check` looks at this box before the command may pass `gate`, and raises `BoxRefused`."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
-    ready: "Pipe"
+    ready: Pipe
     held: bool
-    inner: "Pipe | None" = None
+    places: Sequence[int]
+    inner: Pipe | None = None
     handles: Sequence[int] = field(default=())
-
-
-class Pipe:
-    """A pipe whose `write` end is for a process; this side is read without waiting."""
-
-    def __init__(self) -> None:
-        self._read, self.write = os.pipe()
-        os.set_blocking(self._read, False)
-        self._text = b""
-
-    def text(self) -> bytes:
-        """All that has come so far."""
-        try:
-            while piece := os.read(self._read, _NUMBER_BYTES):
-                self._text += piece
-        except BlockingIOError:
-            pass
-        return self._text
-
-    def close_write(self) -> None:
-        """The process has its own copy by now."""
-        if self.write >= 0:
-            os.close(self.write)
-            self.write = -1
-
-    def close(self) -> None:
-        """The last call."""
-        self.close_write()
-        if self._read >= 0:
-            os.close(self._read)
-            self._read = -1
+    check: Callable[[int], Awaitable[None]] | None = None
+    gate: Gate | None = None
+    in_memory: Sequence[str] = field(default=())
 
 
 async def carried_out(
-    launch: Launch, workspace: int, limits: Limits, timeout_s: float, output: Callable[[bytes], None]
+    launch: Launch, limits: Limits, timeout_s: float, output: Callable[[bytes], None]
 ) -> tuple[Ended, str]:
     """Start it and wait for its end, at most `timeout_s`; how it ended, and what was wrong if it has not begun. When
-    this returns or is cancelled, no process of it is left, or an error is logged by the caller's `output_lost`."""
+    this returns or is cancelled, however often, no process of it is left, or an error is logged by the caller's
+    `output_lost`. Raises what `check` raises."""
     loop = asyncio.get_running_loop()
     process = _Process(loop, output, limits.fast_bytes)
     start = asyncio.create_task(_start(loop, process, launch), name="start a command")
@@ -81,12 +60,11 @@ async def carried_out(
     try:
         await asyncio.wait({start})
         start.result()
-        end = await _watched(process, workspace, limits, timeout_s)
+        await _let_in(process, launch)
+        end = await _watched(process, launch, limits, timeout_s)
     finally:
         closing = asyncio.create_task(_close(start, process, launch), name="end a command")
-        _CLOSINGS.add(closing)
-        closing.add_done_callback(_CLOSINGS.discard)
-        await asyncio.wait({closing})
+        await _to_its_end(closing)
     said = launch.ready.text()
     lost = not closing.result()
     if said == STARTED:
@@ -106,18 +84,49 @@ async def _start(loop: asyncio.AbstractEventLoop, process: "_Process", launch: L
         stdin=asyncio.subprocess.PIPE if launch.held else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,  # one pipe: nothing else keeps the order of what was written
-        pass_fds=(*launch.handles, *(pipe.write for pipe in pipes)),
+        pass_fds=(*launch.handles, *(pipe.write for pipe in pipes), *([launch.gate.read] if launch.gate else [])),
         start_new_session=True,
     )
     for pipe in pipes:
         pipe.close_write()
+    if launch.gate is not None:
+        launch.gate.close_read()
 
 
-async def _watched(process: "_Process", workspace: int, limits: Limits, timeout_s: float) -> End:
+async def _let_in(process: "_Process", launch: Launch) -> None:
+    """Let the command begin when its box is what it should be."""
+    if launch.check is None or launch.gate is None:
+        return
+    ready = asyncio.ensure_future(launch.ready.first())
+    try:
+        await asyncio.wait({ready, process.exited}, timeout=_BUILT_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.cancel()
+        await asyncio.wait({ready})
+    if launch.ready.text() == STARTED:
+        await launch.check(_inner_number(launch.inner))
+        launch.gate.let_in()
+    elif not process.exited.done() and not launch.ready.ended:
+        raise BoxRefused(f"the command was not run: its box was not built within {_BUILT_S:.0f} s")
+
+
+async def _to_its_end(closing: "asyncio.Task[bool]") -> None:
+    """Wait for it even when cancelled meanwhile: it is bounded in time, and needs handles that the caller closes."""
+    cancelled = False
+    while not closing.done():
+        try:
+            await asyncio.wait({closing})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+async def _watched(process: "_Process", launch: Launch, limits: Limits, timeout_s: float) -> End:
     """Wait for its end, and say why it has to end before."""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
-    free = free_bytes(workspace)
+    rooms = [room_at(place) for place in launch.places]
     while not process.exited.done():
         left = until - loop.time()
         if left <= 0:
@@ -125,11 +134,24 @@ async def _watched(process: "_Process", workspace: int, limits: Limits, timeout_
         await asyncio.wait({process.exited}, timeout=min(WATCH_S, left))
         if process.exited.done():
             break
-        if memory_of(process.number, limits.memory_bytes) > limits.memory_bytes:
+        # hundreds of processes take milliseconds to read
+        taken = await loop.run_in_executor(_WATCHERS, memory_of, process.number, limits.memory_bytes)
+        if taken > limits.memory_bytes:
             return End.MEMORY
-        if free - free_bytes(workspace) > limits.disk_bytes:
+        if _fills(launch, rooms, limits):
             return End.DISK
     return End.EXITED
+
+
+def _fills(launch: Launch, rooms: Sequence[Room], limits: Limits) -> bool:
+    for before, place in zip(rooms, launch.places, strict=True):
+        now = room_at(place)
+        if before.free - now.free > limits.disk_bytes or now.files - before.files > limits.files:
+            return True
+    if not launch.in_memory or launch.ready.text() != STARTED:  # until then these paths are those of the machine
+        return False
+    number = _inner_number(launch.inner)
+    return number > 0 and sum(files_of(number, place) for place in launch.in_memory) > limits.files
 
 
 async def _close(start: "asyncio.Task[None]", process: "_Process", launch: Launch) -> bool:
@@ -303,6 +325,3 @@ def _signalled(handle: int) -> None:
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     except OSError:  # it has ended
         pass
-
-
-_CLOSINGS: set[asyncio.Task[bool]] = set()  # or they may be collected while they run

@@ -17,7 +17,10 @@ _NUMBER, _AUDIT, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _NEW_NAMESPACES = 0x7E02_0080  # every CLONE_NEW… flag that clone takes
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into the terminal of somebody else
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
-_DATAGRAM = 2
+_STREAM, _PACKETS = 1, 5  # connected for ever; all other pairs can be sent from to any address
+_KIND = 0xF  # of a socket, without its flags
+_OTHERS_RIGHTS = 0o6000  # a program that runs as its owner or with its group
+_MAKES = 0o100 | 0o20000000  # O_CREAT, O_TMPFILE: only with these does opening take a mode
 
 _DENIED = (
     # other processes
@@ -34,13 +37,23 @@ _DENIED = (
     "syslog", "acct", "settimeofday", "adjtimex", "clock_settime", "clock_adjtime", "sethostname", "setdomainname",
     "quotactl", "quotactl_fd", "vhangup", "lookup_dcookie", "iopl", "ioperm", "modify_ldt",
 )  # fmt: skip
-# Objects that have names outside the file tree: shared with the host unless the box has its own namespace of them.
-_NAMED_MEMORY = ("shmget", "shmat", "shmctl", "semget", "msgget", "mq_open", "mq_unlink")
+# Memory that belongs to no process, so that no count of what processes hold finds it; also shared with the host where
+# a box has no namespace of such objects. By numbers, which one need not have asked for: each call, not only the first.
+_NOBODYS_MEMORY = (
+    "shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl", "msgget", "msgsnd", "msgrcv", "msgctl",
+)  # fmt: skip
+_FILES_IN_MEMORY = ("memfd_create", "memfd_secret")
+_QUEUES = ("mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify", "mq_getsetattr")
 # Calls by path that Landlock does not judge: they reach all that belongs to the same user, of the server or of others.
 _ATTRIBUTES = (
     "chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat", "utime", "utimes", "futimesat", "setxattr",
     "lsetxattr", "setxattrat", "removexattr", "lremovexattr", "removexattrat", "file_setattr",
 )  # fmt: skip
+# The same for looking: what is written beside a file, what happens to it, where everything is mounted.
+_SIGHTS = ("inotify_add_watch", "listmount", "statmount")
+_ATTRIBUTES_READ = ("getxattr", "lgetxattr", "getxattrat", "listxattr", "llistxattr", "listxattrat", "file_getattr")
+_MODES = (("chmod", 1), ("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2), ("creat", 1), ("mknod", 1), ("mknodat", 2))
+_OPENS = (("open", 1), ("openat", 2))  # where their flags are; the mode is next
 _OTHERS_LIMITS = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
 
 
@@ -52,14 +65,20 @@ def filter_for(machine: Machine, *, own_namespaces: bool) -> bytes:
     program.deny(("clone3",), errno.ENOSYS)  # its flags lie in memory, where no filter sees them; libraries use clone
     program.deny_bits("clone", 0, _NEW_NAMESPACES)
     program.deny_values("ioctl", 1, _TERMINAL_INPUT)
+    program.only("socketpair", 0, (_UNIX,), errno.EAFNOSUPPORT)
+    program.deny(_NOBODYS_MEMORY, errno.ENOSYS)  # as in a kernel built without them: programs have another way then
+    program.deny(_FILES_IN_MEMORY, errno.ENOSYS)
+    _keep_rights(program)
     if own_namespaces:
         # the rest are the host's, whatever namespace one is in: the machine below a virtual one, the kernel's ciphers
         program.only("socket", 0, (_UNIX, _INET, _INET6, _NETLINK), errno.EAFNOSUPPORT)
         return program.finished()
     program.deny(("socket",), errno.EAFNOSUPPORT)
-    program.deny_values("socketpair", 1, (_DATAGRAM,), mask=0xF)  # could be sent to any address afterwards
-    program.deny(_NAMED_MEMORY)
+    program.only("socketpair", 1, (_STREAM, _PACKETS), errno.EPERM, mask=_KIND)
+    program.deny(_QUEUES)
     program.deny(_ATTRIBUTES)
+    program.deny(_SIGHTS)
+    program.deny(_ATTRIBUTES_READ, errno.EOPNOTSUPP)  # as on a file system without them, which `ls` is used to
     program.only("utimensat", 1, (0,), errno.EPERM, wide=True)  # no path: of an open file
     for name in _OTHERS_LIMITS:
         program.only(name, 0, (0,), errno.EPERM)
@@ -67,6 +86,15 @@ def filter_for(machine: Machine, *, own_namespaces: bool) -> bytes:
         program.deny_values(name, 0, (whole_user,))
         program.only(name, 1, (0,), errno.EPERM)
     return program.finished()
+
+
+def _keep_rights(program: "_Program") -> None:
+    """No program in a workspace that gives whoever starts it, outside, the rights of the user of commands."""
+    program.deny(("openat2",), errno.ENOSYS)  # its mode lies in memory; libraries use the older ones
+    for name, mode in _MODES:
+        program.deny_bits(name, mode, _OTHERS_RIGHTS)
+    for name, flags in _OPENS:
+        program.deny_bits(name, flags + 1, _OTHERS_RIGHTS, only_with=(flags, _MAKES))
 
 
 class _Program:
@@ -87,18 +115,32 @@ class _Program:
         for name in names:
             self._block(name, [_refuse(problem)])
 
-    def deny_bits(self, name: str, argument: int, bits: int) -> None:
-        self._block(name, [_load(argument), _op(_ANY_BIT, bits, 0, 1), _refuse(errno.EPERM)])
+    def deny_bits(self, name: str, argument: int, bits: int, only_with: tuple[int, int] | None = None) -> None:
+        """Deny any of these bits; `only_with`: an argument and bits of it without which the other one means nothing."""
+        block = [_load(argument), _op(_ANY_BIT, bits, 0, 1), _refuse(errno.EPERM)]
+        if only_with is not None:
+            other, needed = only_with
+            block = [_load(other), _op(_ANY_BIT, needed, 0, len(block)), *block]
+        self._block(name, block)
 
-    def deny_values(self, name: str, argument: int, values: Sequence[int], mask: int = 0xFFFF_FFFF) -> None:
-        block = [_load(argument), _op(_MASK, mask)]
+    def deny_values(self, name: str, argument: int, values: Sequence[int]) -> None:
+        block = [_load(argument)]
         for value in values:
             block += [_op(_EQUAL, value, 0, 1), _refuse(errno.EPERM)]
         self._block(name, block)
 
-    def only(self, name: str, argument: int, values: Sequence[int], problem: int, *, wide: bool = False) -> None:
+    def only(
+        self,
+        name: str,
+        argument: int,
+        values: Sequence[int],
+        problem: int,
+        *,
+        mask: int = 0xFFFF_FFFF,
+        wide: bool = False,
+    ) -> None:
         """Deny all but these values; `wide`: the upper half of the argument must be 0."""
-        block = [_load(argument)]
+        block = [_load(argument), _op(_MASK, mask)]
         block += [_op(_EQUAL, value, len(values) - at, 0) for at, value in enumerate(values)]
         block.append(_refuse(problem))
         if wide:

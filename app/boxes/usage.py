@@ -2,8 +2,20 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+from app.boxes.buffers import buffers_of
 
 _KB = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Of a file system: bytes that ordinary users may still fill, and how many files it holds; 0 where it does not
+    count them."""
+
+    free: int
+    files: int
 
 
 def tree(top: int) -> Iterator[int]:
@@ -27,14 +39,18 @@ def state_of(number: int) -> str:
 
 
 def memory_of(top: int, most: int) -> int:
-    """Bytes of memory that a process and all below it hold for themselves; counted exactly only where a quick count,
-    which takes shared pages once for each process, is over `most`."""
+    """Bytes of memory that a process and all below it hold for themselves, with the tables of their pages and what
+    waits between them; counted exactly only where a quick count, which takes shared pages once for each process, is
+    over `most`."""
     processes = list(tree(top))
-    quick = sum(_field(_text(f"/proc/{number}/status"), "RssAnon:", "RssShmem:") for number in processes)
-    if quick <= most:
-        return quick
+    statuses = [_text(f"/proc/{number}/status") for number in processes]
+    kernel = sum(_field(status, "VmPTE:") for status in statuses)
+    kernel += buffers_of(processes, most)
+    quick = sum(_field(status, "RssAnon:", "RssShmem:") for status in statuses)
+    if quick + kernel <= most:
+        return quick + kernel
     exact = sum(_field(_text(f"/proc/{number}/smaps_rollup"), "Pss_Anon:", "Pss_Shmem:") for number in processes)
-    return exact or quick  # none may be read where the processes belong to somebody else
+    return (exact or quick) + kernel  # none may be read where the processes belong to somebody else
 
 
 def tasks_of(user: int) -> int:
@@ -42,10 +58,18 @@ def tasks_of(user: int) -> int:
     return sum(_threads(_text(f"/proc/{name}/status"), str(user)) for name in _names("/proc") if name.isdigit())
 
 
-def free_bytes(place: int) -> int:
-    """Room on the file system of an open file, for ordinary users."""
-    found = os.fstatvfs(place)
-    return found.f_bavail * found.f_frsize
+def room_at(place: int | str) -> Room:
+    """That of the file system of an open file or a path. Raises OSError."""
+    found = os.statvfs(place)
+    return Room(free=found.f_bavail * found.f_frsize, files=found.f_files - found.f_ffree)
+
+
+def files_of(number: int, place: str) -> int:
+    """How many files the file system at a path holds that a process sees there; 0 when it has ended."""
+    try:
+        return room_at(f"/proc/{number}/root{place}").files
+    except OSError:
+        return 0
 
 
 def _threads(status: str, user: str) -> int:

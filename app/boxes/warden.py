@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +21,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOM
 _FILTER_MODE = 2
 _RESTRICT_SELF = 446
 _CLOSED_S = 5.0  # only a process that is stuck in the kernel outlives SIGKILL
+_REMOVAL_S = 2.0  # for what the shell left in its temporary directory; a server that still lives goes on
+_OWN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NOT_STARTED = 126
 STARTED = b"+"  # what comes after it on the ready pipe is a problem
 
@@ -41,7 +43,7 @@ def main() -> NoReturn:
     _let_go()
     code = _watched(shell)
     _end_all()
-    _remove(plan["temporary"])
+    cleared_away(plan["temporary"], _REMOVAL_S)  # the server may be gone by now
     os._exit(code)
 
 
@@ -87,14 +89,83 @@ def _end_all() -> None:
         time.sleep(0.002)
 
 
-def _remove(directory: str) -> None:
-    """Take the temporary directory away; the server may be gone by now."""
+def cleared_away(directory: str, seconds: float) -> bool:
+    """Remove a directory with all that is in it, so long and no longer; whether it is gone. It may be of any depth and
+    hold directories that nobody may read: what is further down is moved to the top, so that no path grows."""
+    if _gone(os.rmdir, directory):
+        return True
+    until = time.monotonic() + seconds
+    _make_writable(directory)
     try:
-        os.rmdir(directory)
+        top = os.open(directory, _OWN_DIRECTORY)
     except OSError:
-        import shutil  # noqa: PLC0415  takes as long as all the rest, and most commands leave nothing there
+        return False
+    try:
+        while _thinned(top, until):
+            pass
+    finally:
+        os.close(top)
+    return _gone(os.rmdir, directory)
 
-        shutil.rmtree(directory, ignore_errors=True)
+
+def _thinned(top: int, until: float) -> bool:
+    """Remove each file of a directory, and the files of each directory in it; whether to do so again."""
+    done = False
+    for name in os.listdir(top):
+        if time.monotonic() > until:
+            return False
+        if _gone(os.unlink, name, dir_fd=top) or _gone(os.rmdir, name, dir_fd=top):
+            done = True
+            continue
+        _make_writable(name, top)
+        try:
+            below = os.open(name, _OWN_DIRECTORY, dir_fd=top)
+        except OSError:
+            continue
+        done = _lifted(below, top, until) or done
+        os.close(below)
+    return done
+
+
+def _lifted(below: int, top: int, until: float) -> bool:
+    """Remove the files of a directory, and move its directories to the top; whether anything was done."""
+    done = False
+    for name in os.listdir(below):
+        if time.monotonic() > until:
+            break
+        if _gone(os.unlink, name, dir_fd=below):
+            done = True
+            continue
+        _make_writable(name, below)  # or it may not be moved
+        try:
+            os.rename(name, os.urandom(16).hex(), src_dir_fd=below, dst_dir_fd=top)
+        except OSError:
+            continue
+        done = True
+    return done
+
+
+def _gone(remove: Callable[..., None], name: str, **where: int) -> bool:
+    try:
+        remove(name, **where)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _make_writable(name: str, above: int | None = None) -> None:
+    """Through a handle: a name could be a link by now."""
+    try:
+        handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    except OSError:
+        return
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+    except OSError:  # it belongs to somebody else
+        pass
+    os.close(handle)
 
 
 def _reaped() -> bool:

@@ -37,6 +37,13 @@ class Changed(BoxError):
     """Something else is there than was expected."""
 
 
+class Refused(BoxError):
+    """Whoever asked may not write there."""
+
+
+Refuses = Callable[[str | None], str | None] | None  # why a place, None: an unknown one, may not be written; or None
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
     """What tells a file that was not touched from one that was: any write changes one of these, but for two within
@@ -59,7 +66,7 @@ class Slot:
 
     def __init__(self, path: str, parent: int, name: str, place: str) -> None:
         self.path = path  # as it was given
-        self.place = place  # relative to the root of the workspace, without links
+        self.place = place  # relative to the root of the workspace, of the directory that is held
         self._parent = parent
         self._name = name
 
@@ -151,10 +158,11 @@ class Slot:
 
 
 @contextmanager
-def slot(directory: Directory, path: str, *, make_parents: bool = False) -> Iterator[Slot]:
-    """The slot that a path names, links inside followed. With `make_parents` missing directories are made.
+def slot(directory: Directory, path: str, *, make_parents: bool = False, refuses: Refuses = None) -> Iterator[Slot]:
+    """The slot that a path names, links inside followed. With `make_parents` missing directories are made. `refuses` is
+    asked about the place in the directory that is held, before anything is looked at or made there.
 
-    Raises `OutsideBox`, `NotThere`, `NotAFile`, `Unreadable`, `NotWritable`, `Changed`.
+    Raises `OutsideBox`, `NotThere`, `NotAFile`, `Unreadable`, `NotWritable`, `Changed`, `Refused`.
     """
     if path.endswith("/"):
         raise NotThere(f"{shown(path)} names a directory; give the path of a file")
@@ -166,12 +174,10 @@ def slot(directory: Directory, path: str, *, make_parents: bool = False) -> Iter
     above, _, name = target.rpartition("/")
     if name in ("", ".", ".."):
         raise NotAFile(path, Kind.DIRECTORY)
-    parent = _parent(directory, above or ".", follow=existing is None, make=make_parents)
+    asked = _Asked(directory, path, refuses)
+    parent = _parent(asked, above or ".", name, follow=existing is None, make=make_parents)
     try:
-        real = directory.place(target)
-        if real is None:
-            raise OutsideBox(f"{shown(path)} leads outside the workspace")
-        made = Slot(path, parent, name, real)
+        made = Slot(path, parent, name, asked.allowed(parent, name))
         key = os.fstat(parent)
         with _LOCKS[hash((key.st_dev, key.st_ino, name)) % len(_LOCKS)]:
             state = made.state()
@@ -182,6 +188,28 @@ def slot(directory: Directory, path: str, *, make_parents: bool = False) -> Iter
             yield made
     finally:
         os.close(parent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A path that somebody wants to write."""
+
+    directory: Directory
+    path: str
+    refuses: Refuses
+
+    def allowed(self, above: int, below: str) -> str:
+        """The place of something below a held directory. A link on the way may lead elsewhere than when the call was
+        judged, what is held does not. Raises `Refused`, `Changed`."""
+        held = self.directory.place_of(above)
+        place = None if held is None else below if held == "." else f"{held}/{below}"
+        why = None if self.refuses is None else self.refuses(place)
+        if why is not None:
+            raise Refused(f"Permission denied: {shown(self.path)} leads to what may not be written: {why}")
+        if place is None:
+            name = shown(self.path)
+            raise Changed(f"{name} was not written: its directory was moved or removed meanwhile; try again")
+        return place
 
 
 def _leads_to(directory: Directory, path: str, state: FileState | None) -> bool:
@@ -213,37 +241,41 @@ def _target(directory: Directory, path: str) -> tuple[str, tuple[int, int] | Non
     return place, (found.st_dev, found.st_ino)
 
 
-def _parent(directory: Directory, path: str, *, follow: bool, make: bool) -> int:
+def _parent(asked: _Asked, path: str, name: str, *, follow: bool, make: bool) -> int:
+    directory = asked.directory
     try:
         return directory.open_directory(path, follow=follow)
     except NotThere:
         if not make or not follow:
             raise
-    names = [name for name in path.split("/") if name not in ("", ".")]
+    names = [part for part in path.split("/") if part not in ("", ".")]
     if len(names) > MAX_DEPTH or ".." in names:
         raise NotThere(
             f"{shown(path)} does not exist in the workspace and is not made: it holds '..' or more than {MAX_DEPTH} "
             "directories"
         )
     here = directory.open_directory(".")
-    for at, name in enumerate(names):
+    for at in range(len(names)):
         try:
-            below = _made(directory, here, name, "/".join(names[: at + 1]))
+            below = _made(asked, here, names[: at + 1], "/".join((*names[at:], name)))
         finally:
             os.close(here)
         here = below
     return here
 
 
-def _made(directory: Directory, above: int, name: str, path: str) -> int:
-    """The handle of a directory, which is made if there is nothing."""
+def _made(asked: _Asked, above: int, names: list[str], below: str) -> int:
+    """The handle of the directory `names`, which is made in `above` if there is nothing; `below`: its own name and all
+    that is to come in it."""
+    directory, path = asked.directory, "/".join(names)
     try:
         return directory.open_directory(path)
     except NotThere:
         pass
+    asked.allowed(above, below)
     try:
-        os.mkdir(name, _DIRECTORY_MODE, dir_fd=above)
-        fd = os.open(name, _BELOW, dir_fd=above)
+        os.mkdir(names[-1], _DIRECTORY_MODE, dir_fd=above)
+        fd = os.open(names[-1], _BELOW, dir_fd=above)
     except FileExistsError:
         return directory.open_directory(path)  # made by somebody else just now, or no directory: that is said
     except OSError as error:

@@ -20,8 +20,9 @@ from app.store.database import Database
 from app.store.keys import SqlKeyStore
 from app.store.migrate import MigrationError
 from app.store.migrate import upgrade as migrate
-from app.wiring import tool_names
+from app.wiring import checks_with, tool_names
 from app.wiring_definitions import catalog_of, skills_of
+from app.wiring_hooks import OwnHooks
 
 T = TypeVar("T")
 _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
@@ -71,7 +72,7 @@ def _catalog(settings: Settings) -> Catalog:
     except ValueError as error:
         click.echo(str(error), err=True)
         raise SystemExit(USAGE) from None
-    catalog = catalog_of(settings, known, skills_of(settings))
+    catalog = catalog_of(settings, known, skills_of(settings), checks_with(OwnHooks(settings)))
     catalog.reload()
     return catalog
 

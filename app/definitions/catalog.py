@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from app.agent.definition import AgentDefinition, Source
+from app.agent.definition import AgentDefinition, OwnServer, Source
 from app.definitions.fields import TOOLS_KEYS
 from app.definitions.files import File, files, problem
 from app.definitions.importpaths import is_import_path, missing
 from app.definitions.markdown import Parsed, Problem, Severity, parse
+from app.definitions.reading import NO_CHECKS, Checks
 from app.definitions.skills import FILE as SKILL
 from app.definitions.skills import Skills
 from app.definitions.toolnames import BUILT_IN, squeezed
@@ -63,7 +64,7 @@ class Catalog:
 
     Empty until `reload` was called. `known_tools` are the ordinary tools of this service. `trusted`: the directories
     whose agents may name code of the server and allow what would be asked otherwise; True: all. `skills` are reloaded
-    with the agents.
+    with the agents. `checks` look at what agents bring along.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class Catalog:
         library: Path | None = LIBRARY,
         trusted: bool | Iterable[Path | str] = (),
         skills: Skills | None = None,
+        checks: Checks = NO_CHECKS,
     ) -> None:
         vouched = trusted if isinstance(trusted, bool) else [Path(each).resolve() for each in trusted]
         self._places = [_Place(path=library, kind="library", trusted=True)] if library is not None else []
         for path in map(Path, directories):
             self._places.append(_Place(path=path, kind="directory", trusted=_is_vouched(path, vouched)))
         self._known_tools = known_tools
+        self._checks = checks
         self.skills = skills or Skills()
         self._files = _Files()
         self._tenants: dict[str, dict[str, AgentDefinition]] = {}
@@ -113,6 +116,15 @@ class Catalog:
             self._tenants.pop(tenant, None)
         return found
 
+    def of_files(self, name: str) -> AgentDefinition | None:
+        """The agent of a file, whatever tenants have in its place."""
+        return self._files.agents.get(name)
+
+    @property
+    def own_servers(self) -> tuple[OwnServer, ...]:
+        """The MCP servers that agents in force bring along, each once."""
+        return tuple({own.name: own for agent in self._files.agents.values() for own in agent.own_servers}.values())
+
     def report(self, tenant: str) -> CatalogReport:
         """Everything that there is for a tenant, for people. The files' problems are the same for all."""
         files, own = self._files, self._tenants.get(tenant, {})
@@ -142,14 +154,16 @@ class Catalog:
         losers: list[AgentDefinition] = []
         for place, read in places:
             own = _in_force([self._settled(file, place, result, tool_names) for file, result in read], problems)
-            losers.extend(agents[name] for name in own if name in agents)
+            losers.extend(agents.pop(name) for name in own if name in agents)
             agents.update(own)
         problems.extend(self._unknown_skills(agents))
+        by_path = {agent.source.path: agent for agent in (*losers, *agents.values())}
+        agents = dict(zip(agents, _one_of_each(agents.values(), problems), strict=True))
         self._files = _Files(
             agents=agents,
             losers=tuple(losers),
             problems=tuple(problems),
-            by_path={agent.source.path: agent for agent in (*losers, *agents.values())},
+            by_path=by_path,
             names=tuple(sorted(agents)),
             tool_names=_tool_names(agents.values()),
         )
@@ -184,6 +198,7 @@ class Catalog:
             agent_tools=agent_tools,
             default_name=file.id,
             trusted=place.trusted,
+            checks=self._checks,
         )
 
 
@@ -224,6 +239,29 @@ def _in_force(results: Sequence[tuple[File, Parsed]], problems: list[Problem]) -
             continue
         problems.extend(_without_code(file, definition))
     return agents
+
+
+def _one_of_each(agents: Iterable[AgentDefinition], problems: list[Problem]) -> Iterator[AgentDefinition]:
+    """The agents, of which those that bring another server of a name than one before them go without it."""
+    first: dict[str, tuple[OwnServer, str]] = {}  # with whose it is
+    for agent in agents:
+        refused: set[str] = set()
+        for own in agent.own_servers:
+            begun, by = first.setdefault(own.name, (own, agent.name))
+            if begun != own:
+                refused.add(own.name)
+                text = f"agent {by!r} brings another MCP server {own.name!r} along; this one is left out: rename it"
+                place, key = agent.source.path, "mcp_servers"
+                problems.append(Problem(severity=Severity.WARNING, path=place, line=own.line, message=text, key=key))
+        yield (
+            agent
+            if not refused
+            else replace(
+                agent,
+                mcp_servers=tuple(name for name in agent.mcp_servers if name not in refused),
+                own_servers=tuple(own for own in agent.own_servers if own.name not in refused),
+            )
+        )
 
 
 def _without_code(file: File, definition: AgentDefinition) -> Iterator[Problem]:

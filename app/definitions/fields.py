@@ -10,14 +10,16 @@ from typing import Any
 
 from app.agent.definition import AgentDefinition, SessionMode, SessionScope, Source
 from app.definitions import attributes
+from app.definitions.hooks import read_hooks
 from app.definitions.importpaths import TRUST, read_import_path
 from app.definitions.limits import read_budget, read_dollars
 from app.definitions.modes import Mode, denied_by, read_disable, read_permission_mode, read_read_only, under_mode
 from app.definitions.policy import read_policy
 from app.definitions.reading import Reading, as_names, as_text, is_scalar, is_unset, shown
 from app.definitions.rules import read_definition_rules, read_denial, read_grant
+from app.definitions.servers import Servers, read_servers
 from app.definitions.surfaces import read_surfaces
-from app.definitions.toolnames import Denial, Grant, read_servers, squeezed
+from app.definitions.toolnames import Denial, Grant, squeezed
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -70,18 +72,19 @@ FIELDS: Mapping[str, Field] = {
     **_spelled(Field(attribute="agents", read=attributes.read_agents, limits=True)),
     "handoff": Field(attribute="policy", read=read_policy, limits=True),
     **_spelled(Field(attribute="skills", read=as_names)),
-    **_spelled(Field(attribute="mcp_servers", read=read_servers, limits=True)),
+    **_spelled(Field(attribute="mcp_servers", read=read_servers, limits=True), "mcp_config"),
+    **_spelled(Field(attribute="hooks", read=read_hooks, limits=True)),
     **_spelled(Field(attribute="permission_mode", read=read_permission_mode, limits=True)),
     "readonly": Field(attribute="read_only", read=read_read_only, limits=True),
     "disable": Field(attribute="disable", read=read_disable, limits=True),
 }
 TOOLS_KEYS = frozenset(name for name, field in FIELDS.items() if field.attribute in ("tools", "disallowed_tools"))
+HOOKS_KEYS = frozenset({"hooks"})
 
 # Known keys that are not carried out: the values that ask for nothing, and what holds instead (empty: it comes later).
 _FALSE = frozenset({"false", "no", "off", "0"})
 _NOTHING: frozenset[str] = frozenset()
 LATER_KEYS: Mapping[str, tuple[frozenset[str], str]] = {
-    **{squeezed(name): (_NOTHING, "") for name in ("hooks", "mcp_config")},
     **{squeezed(name): (_FALSE, "") for name in ("background", "detached")},
     "initialprompt": (_NOTHING, "an agent begins with the input of its session or the task that it is given"),
     "topp": (_NOTHING, "temperature is what an agent can set"),
@@ -114,7 +117,7 @@ def assemble(entries: Iterable[tuple[str, Any, int]], reading: Reading) -> dict[
     values: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     seen: dict[str, str] = {}
-    for key, value, line in entries:
+    for key, value, line in sorted(entries, key=_after_servers):
         reading.line = line
         name = squeezed(key)
         field = FIELDS.get(name)
@@ -140,6 +143,12 @@ def assemble(entries: Iterable[tuple[str, Any, int]], reading: Reading) -> dict[
     return _merged(reading, values, metadata)
 
 
+def _after_servers(entry: tuple[str, Any, int]) -> bool:
+    """Servers are read first: a list of tools may name theirs."""
+    field = FIELDS.get(squeezed(entry[0]))
+    return field is None or field.attribute != "mcp_servers"
+
+
 def _state_twice(reading: Reading, key: str, first: str, field: Field | None) -> None:
     if field is not None and field.limits:
         reading.error(key, f"{key} is given twice (first as {first}), so it is not clear which one holds")
@@ -153,6 +162,8 @@ def _read_field(reading: Reading, field: Field, key: str, value: Any, values: di
             reading.error(key, f"{key} is empty: write [] for no tools, or leave the key out to inherit")
         elif value is not None and field.attribute in ("agents", "surfaces"):
             reading.remark(key, f"{key} is empty and counts as not given; write [] for none")
+        elif value is not None and field.attribute == "hooks" and reading.trusted:
+            reading.error(key, f"{key} is empty: indent what belongs to it, or leave the key out")
         return
     found = field.read(reading, key, value)
     if found is not None:
@@ -170,10 +181,13 @@ def _merged(reading: Reading, values: dict[str, Any], metadata: dict[str, Any]) 
         values["disallowed_tools"] = denied
     if denial.limits or (grant is not None and grant.limits):
         values["limits"] = (*(grant.limits if grant is not None else ()), *denial.limits)
+    servers: Servers = values.pop("mcp_servers", None) or Servers(names=())
+    values["mcp_servers"], values["own_servers"] = servers.names, servers.own
     if grant is not None:
         values["tools"] = grant.names
-        servers = values.get("mcp_servers", ())  # one of which `tools` names some tools is not granted as a whole
-        values["mcp_servers"] = tuple(s for s in servers if not any(n.startswith(f"mcp__{s}__") for n in grant.names))
+        values["mcp_servers"] = tuple(  # one of which `tools` names some tools is not granted as a whole
+            s for s in servers.names if not any(n.startswith(f"mcp__{s}__") for n in grant.names)
+        )
         if grant.agents is not None:
             own = values.get("agents")
             allowed = frozenset(grant.agents if own is None else own)

@@ -60,7 +60,8 @@ def from_mapping(
 
 def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
     """The JSON map of a definition, without what is unset and without its source. `from_mapping` reads it back, unless
-    it names code of the server (`runner`, filters by import path)."""
+    it names code of the server (`runner`, filters by import path). What a file brings along (hooks, servers) is for
+    its operator to see, not for clients."""
     fields: dict[str, Any] = {
         "name": definition.name,
         "description": definition.description,
@@ -82,6 +83,7 @@ def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
         "output_schema": None if definition.output_schema is None else dict(definition.output_schema),
         **_remembered(definition),
         "skills": list(definition.skills) or None,
+        "mcp_servers": list(definition.mcp_servers) or None,
         "runner": definition.runner,
         "permissions": None if definition.permissions is None else rules_mapping(definition.permissions),
         "budget": None if definition.budget is None else budget_mapping(definition.budget),

@@ -12,9 +12,9 @@ from typing import Any
 
 from app.agent.definition import AgentDefinition, Source
 from app.definitions import frontmatter
-from app.definitions.fields import TOOLS_KEYS, assemble, build, is_known
+from app.definitions.fields import HOOKS_KEYS, TOOLS_KEYS, assemble, build, is_known
 from app.definitions.frontmatter import Entry, Head, HeadError
-from app.definitions.reading import Finding, Level, Reading, clean
+from app.definitions.reading import NO_CHECKS, Checks, Finding, Level, Reading, clean
 from app.definitions.toolnames import BUILT_IN, squeezed
 
 MAX_FILE_BYTES = 262_144  # the largest prompt among 1,174 public agent files has 35 KB
@@ -64,14 +64,16 @@ def parse(
     agent_tools: frozenset[str] = frozenset(),
     default_name: str | None = None,
     trusted: bool = True,
+    checks: Checks = NO_CHECKS,
 ) -> Parsed:
     """Read one agent file.
 
     `path` appears in problems and, with the kind `source`, in the definition. `known_tools` are the ordinary tools
     of this service, `agent_tools` those that agents are by their `tool_name`. `default_name` is used where the file
     gives none; None: the file's name without its suffix. `trusted`: an operator vouches for what it may name and allow.
+    `checks` look at what it brings along.
     """
-    reading = Reading(strict=False, known_tools=known_tools, agent_tools=agent_tools, trusted=trusted)
+    reading = Reading(strict=False, known_tools=known_tools, agent_tools=agent_tools, trusted=trusted, checks=checks)
     try:
         whole = decoded(text)
         head = frontmatter.split(whole)
@@ -142,7 +144,7 @@ def read_head(reading: Reading, head: Head, known: Callable[[str], bool]) -> tup
 def _entries(reading: Reading, head: Head) -> Sequence[Entry]:
     entries, by_lines = read_head(reading, head, is_known)
     if by_lines:
-        _state_hidden_tools(reading, entries)
+        _state_hidden(reading, entries)
     for entry in entries:
         if entry.cut and entry.key in ("name", "description"):
             reading.line = entry.line
@@ -150,9 +152,10 @@ def _entries(reading: Reading, head: Head) -> Sequence[Entry]:
     return [entry for entry in entries if entry.key]
 
 
-def _state_hidden_tools(reading: Reading, entries: Sequence[Entry]) -> None:
-    """In a head that is no YAML, a `tools` line may have ended up inside another value. An agent without its
-    whitelist would have more tools than its author wrote, so it does not load."""
+def _state_hidden(reading: Reading, entries: Sequence[Entry]) -> None:
+    """In a head that is no YAML, a line of `tools` or `hooks` may have ended up inside another value. An agent without
+    its whitelist would have more tools than its author wrote, and one without its hooks no guard: it does not load."""
+    needed = TOOLS_KEYS | HOOKS_KEYS if reading.trusted else TOOLS_KEYS
     given = {squeezed(entry.key) for entry in entries}
     for entry in entries:
         if not entry.key:
@@ -163,7 +166,7 @@ def _state_hidden_tools(reading: Reading, entries: Sequence[Entry]) -> None:
         first = 0 if not entry.key else 1
         for offset, line in enumerate(entry.value.split("\n")[first:], first):
             match = _INNER_KEY.match(line)
-            if match is not None and squeezed(match.group(1)) in TOOLS_KEYS - given:
+            if match is not None and squeezed(match.group(1)) in needed - given:
                 reading.line = entry.line + offset
                 reading.error(match.group(1), f"{match.group(1)} must begin at column 0 to be a key of its own")
                 given.add(squeezed(match.group(1)))

@@ -6,11 +6,13 @@ over the API strictly (JSON types, trouble is refused). Knows no field by name.
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from app.agent.definition import OwnHook, OwnServer
 
 MAX_FINDINGS = 50  # of one definition: a hostile one must not fill the report
 MAX_NAMES = 10_000  # of one list: more than any service has of tools and agents; each is looked at in every step
@@ -41,15 +43,28 @@ class Finding:
     line: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """Whether what a file brings along can be used here: what is wrong with it and how to mend that, None for
+    nothing."""
+
+    hook: Callable[[OwnHook], str | None] = lambda hook: None
+    server: Callable[[OwnServer], str | None] = lambda server: None
+
+
+NO_CHECKS = Checks()
+
+
 class Reading:
     """One definition while it is read. `line` is that of the entry which is being read.
 
     `known_tools` None: which tools exist is not known here, so tool names are mapped but not checked. `agent_tools`:
     names that agents gave themselves as tools. `guarded`: the values that are being read limit something, so an
-    unusable one must not turn into a default. `trusted`: an operator vouches for the file.
+    unusable one must not turn into a default. `trusted`: an operator vouches for the file. `checks` look at what it
+    brings along.
     """
 
-    __slots__ = ("agent_tools", "found", "guarded", "known_tools", "line", "strict", "trusted")
+    __slots__ = ("agent_tools", "checks", "found", "guarded", "known_tools", "line", "strict", "trusted")
 
     def __init__(
         self,
@@ -58,8 +73,10 @@ class Reading:
         known_tools: frozenset[str] | None,
         agent_tools: frozenset[str] = frozenset(),
         trusted: bool = True,
+        checks: Checks = NO_CHECKS,
     ) -> None:
         self.strict = strict
+        self.checks = checks
         self.trusted = trusted
         self.guarded = False
         self.known_tools = known_tools

@@ -125,28 +125,6 @@ def read_tools(reading: Reading, key: str, value: Any) -> Grant | None:
     return _granted(reading, key, pieces, denied=())
 
 
-def read_servers(reading: Reading, key: str, value: Any) -> tuple[str, ...] | None:
-    """The MCP servers of a definition, by the names that the operator has configured: `[files]`, or the keys of a map
-    of other programs. What such a map says of how to start them is not done (spec 10.5)."""
-    if isinstance(value, list):  # a file of Claude Code may hold both forms side by side
-        value = {k: v for item in value for k, v in (item.items() if isinstance(item, dict) else [(item, None)])}
-    names = dict.fromkeys(pieces_of(value)) if isinstance(value, str) else value
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names):
-        reading.error(key, f"{key} must name MCP servers, not {shown(value) if is_scalar(value) else 'something else'}")
-        return None
-    if too_many(reading, key, len(names), MAX_NAMES, "names"):
-        return None
-    if any(names.values()):
-        reading.later(key, f"{key}: servers of an agent's own are not begun; name ones that the operator configured")
-        if reading.strict:
-            return None
-    known = reading.known_tools
-    strange = [name for name in names if known is not None and f"{GROUPED}{name}" not in known]
-    if strange:
-        reading.warn(key, f"no MCP server of this name is configured: {_listed(strange)}", "they are left out")
-    return tuple(name for name in names if name not in strange)
-
-
 def read_denied(reading: Reading, key: str, value: Any) -> Denial:
     """What is taken away. Unknown names stay in it: that is at most too strict."""
     pieces = _pieces(reading, key, value) or []
@@ -157,7 +135,7 @@ def read_denied(reading: Reading, key: str, value: Any) -> Denial:
     known = None if known is None else known | reading.agent_tools
     strange = [] if known is None else [name for name in names if not _is_known(name, known) and "*" not in name]
     if strange:
-        reading.remark(key, f"unknown tools: {_listed(strange)}")
+        reading.remark(key, f"unknown tools: {listed(strange)}")
     return Denial(names=unique(names), patterns=tuple(piece for piece in pieces if "(" in piece))
 
 
@@ -251,14 +229,14 @@ def _granted(reading: Reading, key: str, pieces: Sequence[str], denied: tuple[st
 def _state(reading: Reading, key: str, out: dict[str, list[str]]) -> None:
     if out["off"]:
         state = reading.later if reading.strict else reading.remark
-        state(key, f"tools that are switched off on this server: {_listed(out['off'])}")
+        state(key, f"tools that are switched off on this server: {listed(out['off'])}")
     if out["mcp"]:
-        reading.warn(key, f"no MCP server of this name is configured: {_listed(out['mcp'])}", "they are left out")
+        reading.warn(key, f"no MCP server of this name is configured: {listed(out['mcp'])}", "they are left out")
     if out["perhaps"]:
         then = "it is granted if an agent has it as its tool_name"
-        reading.remark(key, f"there is no tool of the name {_listed(out['perhaps'])}; {then}")
+        reading.remark(key, f"there is no tool of the name {listed(out['perhaps'])}; {then}")
     if out["unknown"]:
-        reading.warn(key, f"unknown tools: {_listed(out['unknown'])}", "they are left out")
+        reading.warn(key, f"unknown tools: {listed(out['unknown'])}", "they are left out")
 
 
 def _of_a_server(name: str, known: frozenset[str]) -> bool:
@@ -271,6 +249,7 @@ def _is_known(name: str, known: frozenset[str]) -> bool:
     return (
         name in known
         or name in OPTIONAL
+        or name in BUILT_IN
         or is_delegation(name)
         or (name.startswith(GROUPED) and _of_a_server(name, known))
     )
@@ -283,9 +262,10 @@ def may_be_an_agent(name: str) -> bool:
 
 def is_off(name: str, known: frozenset[str]) -> bool:
     """A built-in tool that the operator has not switched on, unless a tool of that name is here."""
-    return name in OPTIONAL and name not in known
+    return (name in OPTIONAL or name in BUILT_IN) and name not in known
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Some names for a message."""
     few = ", ".join(name[:60] for name in names[:8])
     return few if len(names) <= 8 else f"{few} and {len(names) - 8} more"

@@ -50,13 +50,16 @@ def build_hooks(
     hooks: list[Hook] = []
     for entry in entries:
         try:
-            hooks.append(_hook(entry, outgoing, environment, mask))
+            hooks.append(build_hook(entry, outgoing, environment, mask))
         except ValueError as error:
             raise ValueError(f"hooks.entries, {entry.name}: {error}") from error
     return hooks
 
 
-def _hook(entry: HookEntry, outgoing: Outgoing, environment: Mapping[str, str], mask: Callable[[bytes], bytes]) -> Hook:
+def build_hook(
+    entry: HookEntry, outgoing: Outgoing, environment: Mapping[str, str], mask: Callable[[bytes], bytes] = bytes
+) -> Hook:
+    """The hook of one entry. Raises ValueError that says what to change."""
     shared: dict[str, Any] = {
         "name": entry.name,
         "points": entry.points,

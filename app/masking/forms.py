@@ -6,6 +6,7 @@ Not found are those that somebody took apart: wrapped over lines, in two fields,
 import base64
 import html
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote, quote_plus
@@ -21,8 +22,11 @@ def secret_values(environment: Mapping[str, str]) -> list[str]:
 
 
 def _is_value(name: str, value: str) -> bool:
-    # a path to a key file is no secret, and masking it would hide where things are
-    return len(value) >= MIN_LENGTH and not (name.upper().endswith(("_FILE", "_PATH")) or value.startswith("/"))
+    # a path to a key file is no secret, and masking it would hide where things are; but one in 64 secrets in Base64
+    # begins as a path does
+    if len(value) < MIN_LENGTH or name.upper().endswith(("_FILE", "_PATH")):
+        return False
+    return not (value.startswith("/") and os.path.exists(value))
 
 
 def forms_of(value: str) -> set[str]:

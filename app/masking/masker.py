@@ -8,6 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -26,19 +27,36 @@ class ValueMasker:
     """Knows the values of secrets and the patterns that others match."""
 
     def __init__(self, values: Iterable[str] = (), patterns: Sequence[Pattern] = ()) -> None:
-        known = {form for value in values if len(value) >= MIN_LENGTH for form in forms_of(value)}
-        self.values = tuple(sorted(known, key=len, reverse=True))
         self._patterns = tuple(patterns)
-        literals = [re2_literal(value) for value in self.values]
+        self._learning = Lock()
+        self._given: frozenset[str] = frozenset()
+        self._know(frozenset(values))
+
+    def learn(self, values: Iterable[str]) -> None:
+        """From now on these are secrets too; from any thread. What masks a text at the moment goes on with those that
+        it knew when the text began."""
+        with self._learning:
+            given = self._given.union(values)
+            if given != self._given:
+                self._know(given)
+
+    def _know(self, given: frozenset[str]) -> None:
+        self._given = given
+        known = {form for value in given if len(value) >= MIN_LENGTH for form in forms_of(value)}
+        ordered = tuple(sorted(known, key=len, reverse=True))
+        literals = [re2_literal(value) for value in ordered]
+        text: Any = None
+        data: Any = None
+        openings: _Openings | None = None
+        if ordered or self._patterns:
+            encoded = [re2_literal(msgspec.json.encode(_storable(value))[1:-1].decode()) for value in ordered]
+            text = compiled("|".join((*literals, *(p.whole for p in self._patterns))).encode())
+            data = compiled("|".join((*encoded, *(p.loose for p in self._patterns))).encode())
+            openings = _Openings(ordered, self._patterns)
+        self.values = ordered
         self._values = compiled("|".join(literals), longest=True) if literals else None
-        self._text: Any = None
-        self._data: Any = None
-        self._openings: _Openings | None = None
-        if self.values or self._patterns:
-            encoded = [re2_literal(msgspec.json.encode(_storable(value))[1:-1].decode()) for value in self.values]
-            self._text = compiled("|".join((*literals, *(p.whole for p in self._patterns))).encode())
-            self._data = compiled("|".join((*encoded, *(p.loose for p in self._patterns))).encode())
-            self._openings = _Openings(self.values, self._patterns)
+        # last what is looked at first: another thread finds all that it leads to
+        self._text, self._data, self._openings = text, data, openings
 
     def text(self, value: str) -> str:
         """The text with every secret replaced."""

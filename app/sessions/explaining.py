@@ -55,6 +55,7 @@ class Explaining:
         tools: ToolRegistry,
         parser: CommandParser,
         resolver: Resolver,
+        hides: Callable[[], bool],
         agent: str,
         inherit: ToolInherit = ToolInherit.OWN,
         default_subagent: str | None = None,
@@ -67,6 +68,7 @@ class Explaining:
         self._tools = tools
         self._parser = parser
         self._resolver = resolver
+        self._hides = hides
         self._agent = agent
         self._grants = Grants(tools, inherit)
         self._default_subagent = default_subagent
@@ -84,10 +86,10 @@ class Explaining:
         made_up = ToolSpec(name=tool, description="", parameters={}, delegation=delegates or agent is not None)
         spec = made_up if known is None else known.spec
         policy = self._policy(session, lineage)
-        workspace = self._opening.workspace(session.workspace)
+        workspace = self._opening.workspace(session.tenant, session.workspace)
         answers = () if asked.session_id is None else await self._inbox.rules(session)
         resolve = self._resolver(workspace)
-        means = Means(parser=self._parser, resolve_path=resolve, agent=agent, answers=answers)
+        means = Means(parser=self._parser, resolve_path=resolve, agent=agent, answers=answers, hides=self._hides())
         explained = policy.explain(spec, arguments, means)
         return {
             "tool": tool,

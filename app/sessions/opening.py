@@ -5,7 +5,7 @@ Knows no HTTP and no SQL.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from app.agent.definition import AgentDefinition, Source
 from app.agent.delegation import Roster
@@ -14,6 +14,7 @@ from app.agent.ids import new_id, now_us
 from app.agent.policy import OnProblem, Reaction
 from app.agent.runs import Session
 from app.agent.texts import DEFAULT, Texts
+from app.sessions.access import DEFAULT_TENANT
 from app.sessions.requests import AgentReader, SessionInput, budget_of, policy_of
 
 INLINE = Source(kind="inline")
@@ -22,20 +23,26 @@ _SHOWN_CHARS = 100
 _THINKING = {"on": True, "off": False}
 
 
-class Opening:
-    """Makes and remakes sessions. `root` is the directory under which workspaces lie; `texts` are what the service
-    says to models where a session has no words of its own."""
+class Workspaces(Protocol):
+    """Where workspaces lie."""
 
-    def __init__(self, reader: AgentReader, root: Path, texts: Texts = DEFAULT) -> None:
+    def find(self, tenant: str | None, name: str) -> Path | None:
+        """The directory of that name below the root of a tenant, or of the operator's own for None; the root itself
+        for an empty name. None when there is none that can be reached without links. Raises `Unavailable`."""
+
+
+class Opening:
+    """Makes and remakes sessions. `workspaces` says where they work; `texts` are what the service says to models where
+    a session has no words of its own."""
+
+    def __init__(self, reader: AgentReader, workspaces: Workspaces, texts: Texts = DEFAULT) -> None:
         self.reader = self._reader = reader
         self._texts = texts
-        self._root = root.resolve()
-        if not self._root.is_dir():
-            raise ValueError(f"tools.workspace {root} is no directory: make it, or name another with --workspace")
+        self._workspaces = workspaces
 
     def new(self, tenant: str, given: SessionInput, agent: str | None) -> Session:
         """The session that a request describes. Raises `InvalidRequest`, `Unsupported`."""
-        self.workspace(given.workspace)
+        self.workspace(tenant, given.workspace)
         if given.agents is not None and len(given.agents) > MAX_AGENTS:
             raise InvalidRequest(
                 f"agents has {len(given.agents):,} entries, at most {MAX_AGENTS:,} are accepted: name those that this "
@@ -116,29 +123,18 @@ class Opening:
             names.append(definition.name)
         return tuple(dict.fromkeys(names)), inline
 
-    def workspace(self, name: str) -> Path:
-        """The directory of a workspace name. Raises `InvalidRequest` when it is none below the root."""
-        if not name:
-            return self._root
-        path = self._below(name)
+    def workspace(self, tenant: str, name: str) -> Path:
+        """The directory of a tenant's workspace. Raises `InvalidRequest` when it is none below the tenant's root,
+        `Unavailable` when this root cannot be had."""
+        path = self._workspaces.find(None if tenant == DEFAULT_TENANT else tenant, name)
         if path is None:
             raise InvalidRequest(
-                f"workspace {name[:_SHOWN_CHARS]!r} is no directory below the server's workspace root: make it first, "
-                "or leave `workspace` out to use the root itself",
+                f"workspace {name[:_SHOWN_CHARS]!r} is no directory below the server's workspace root, or a link leads "
+                "there: make it first, or leave `workspace` out to use the root itself",
                 code="no_workspace",
                 errors=[{"at": "workspace", "message": "no such directory below the root"}],
             )
         return path
-
-    def _below(self, name: str) -> Path | None:
-        """The directory of that name below the root, if there is one."""
-        if "\0" in name or Path(name).is_absolute():
-            return None
-        try:
-            path = (self._root / name).resolve()
-            return path if path.is_relative_to(self._root) and path.is_dir() else None
-        except (OSError, RuntimeError, ValueError):  # too long, links in a circle, no file name at all
-            return None
 
 
 def config_of(given: SessionInput) -> dict[str, Any]:

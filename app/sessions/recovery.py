@@ -12,7 +12,7 @@ from typing import Any
 
 from app.agent import events
 from app.agent.approvals import AnswerKind
-from app.agent.hooks import NO_HOOKS, HookCall, HookPoint, HookRegistry
+from app.agent.hooks import NO_HOOKS, Hook, HookCall, HookPoint, HookRegistry
 from app.agent.ids import new_id, now_us
 from app.agent.messages import NO_USAGE, Usage
 from app.agent.runner import ended_payload
@@ -45,7 +45,8 @@ class Recovery:
     """Brings every session to a state in which nothing is said to run that does not.
 
     Subagents that had started have stopped: their hooks are told so, beside the service that goes on. `workspace`
-    gives the directory of a session's row, empty where there is none any more.
+    gives the directory of a session's row, empty where there is none any more; `own` the hooks that the file of an
+    agent brings along, by its name.
     """
 
     def __init__(
@@ -54,11 +55,13 @@ class Recovery:
         journal: Journal,
         hooks: HookRegistry = NO_HOOKS,
         workspace: Callable[[Row], str] = lambda row: "",
+        own: Callable[[str], Sequence[Hook]] = lambda agent: (),
     ) -> None:
         self._store = store
         self._journal = journal
         self._hooks = hooks
         self._workspace = workspace
+        self._own = own
         self._few = asyncio.Semaphore(TELLING)
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -95,7 +98,8 @@ class Recovery:
         rows = await self._store.runs(session.tenant, session.id)
         attempts = {h["id"]: [row for row in rows if row["handoff_id"] == h["id"]] for h in handoffs}
         read = await self._read(session, open_runs, [row for each in attempts.values() for row in each])
-        workspace = await self._directory(session)
+        told = {row["id"]: self._heard(row["agent"], read.traces[row["id"]]) for row in open_runs}
+        workspace = await self._directory(session) if any(told.values()) else ""
         below: dict[str, Usage] = {}  # of each run: what its children used
         for row in rows:
             if row["parent_id"] and row["usage_total"]:
@@ -109,8 +113,9 @@ class Recovery:
             total = trace.usage + below.get(run.id, NO_USAGE)
             if run.parent_id:
                 below[run.parent_id] = below.get(run.parent_id, NO_USAGE) + total
-            if trace.started:
-                self._tell(run, trace, _lineage(row, rows), workspace)
+            hooks = told[run.id]
+            if hooks is not None:
+                self._tell(hooks, run, trace, _lineage(row, rows), workspace)
             self._interrupt(run, row, trace, total)
         for handoff in handoffs:
             if handoff["run_id"] not in own:
@@ -136,17 +141,26 @@ class Recovery:
         return read
 
     async def _directory(self, session: Session) -> str:
-        """The workspace of a session, where somebody wants to know it."""
-        if not self._hooks.has(HookPoint.SUBAGENT_STOP):
-            return ""
+        """The workspace of a session."""
         row = await self._store.session(session.tenant, session.id)
         return "" if row is None else self._workspace(row)
 
-    def _tell(self, run: Run, trace: Trace, lineage: tuple[str, ...], workspace: str) -> None:
+    def _heard(self, agent: str, trace: Trace) -> HookRegistry | None:
+        """Who has heard of the start of a subagent, as far as they are still there, and waits for its end; None for
+        nobody."""
+        if not trace.started:
+            return None
+        try:
+            own = self._own(agent) if trace.own_hooks else ()
+        except ValueError as error:
+            log.warning("hooks of agent %s are not told of the end of its runs: %s", agent, error)
+            own = ()
+        hooks = self._hooks.joined(own)
+        return hooks if hooks.has(HookPoint.SUBAGENT_STOP) else None
+
+    def _tell(self, hooks: HookRegistry, run: Run, trace: Trace, lineage: tuple[str, ...], workspace: str) -> None:
         """Begin to tell the hooks of a subagent's end. What they say is too late for the log of the run, which ends
         now; failures stand in the log of the service."""
-        if not self._hooks.has(HookPoint.SUBAGENT_STOP):
-            return
         call = replace(
             HookCall.of(run, HookPoint.SUBAGENT_STOP, lineage=lineage, workspace=workspace),
             result=trace.told,
@@ -156,7 +170,7 @@ class Recovery:
 
         async def telling() -> None:
             async with self._few:
-                await self._hooks.tell(call, lambda decision: None)
+                await hooks.tell(call, lambda decision: None)
 
         task = asyncio.create_task(telling(), name=f"stop hooks of {run.id}")
         self._telling.add(task)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from app.agent.skills import Skill
-from app.sessions.tenant_agents import FileProblem, problem_view
+from app.sessions.tenant_agents import FileProblem, near, problem_view
 
 
 class ShadowedSkill(Protocol):
@@ -50,11 +50,11 @@ class SkillListing:
         return {
             "items": [_view(skill) for skill in report.skills],
             "next": None,  # all of them
-            "shadowed": [{**_view(item.skill), "by": item.by} for item in report.shadowed],
+            "shadowed": [{**_view(item.skill), "by": near(item.by)} for item in report.shadowed],
             "broken": [shown for is_error, shown in problems if is_error],
             "warnings": [shown for is_error, shown in problems if not is_error],
         }
 
 
 def _view(skill: Skill) -> dict[str, str]:
-    return {"name": skill.name, "description": skill.description, "folder": skill.folder}
+    return {"name": skill.name, "description": skill.description, "folder": near(skill.folder)}

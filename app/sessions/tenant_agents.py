@@ -5,8 +5,9 @@ Knows neither files nor SQL: a catalog says what is in force, and every change i
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from app.agent.definition import AgentCatalog, AgentDefinition, Source
@@ -78,8 +79,13 @@ class ChangingCatalog(AgentCatalog, Protocol):
         """Take a tenant's own agent away; says whether there was one."""
 
 
+async def _nothing() -> None:
+    pass
+
+
 class TenantAgents:
-    """Changes and lists agents. One per process. `tools`: the ordinary tools of this service."""
+    """Changes and lists agents. One per process. `tools`: the ordinary tools of this service. `settle` is awaited when
+    files were read anew: what they bring along begins and ends with them."""
 
     def __init__(
         self,
@@ -90,6 +96,7 @@ class TenantAgents:
         tools: ToolRegistry,
         masker: ValueMasker,
         inherit: ToolInherit = ToolInherit.OWN,
+        settle: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         self._catalog = catalog
         self._reader = reader
@@ -98,6 +105,7 @@ class TenantAgents:
         self._tools = tools
         self._grants = Grants(tools, inherit)
         self._masker = masker
+        self._settle = settle
         self._versions: dict[tuple[str, str], int] = {}
         self._changing = asyncio.Lock()  # versions are numbered one after the other
         self._reloading = asyncio.Lock()
@@ -241,6 +249,7 @@ class TenantAgents:
         """Read the files anew, off the event loop."""
         async with self._reloading:
             await asyncio.to_thread(self._catalog.reload)
+            await self._settle()
 
     def _agent_tools(self, tenant: str) -> dict[str, tuple[str, ...]]:
         """Which agent a name means that an agent has as its tool."""
@@ -276,13 +285,23 @@ def _owned(definition: AgentDefinition, version: int) -> AgentDefinition:
 
 
 def source_view(source: Source) -> dict[str, str | None]:
-    """Where a definition came from; `path` as the operator gave it."""
-    return {"kind": source.kind, "path": source.path or None}
+    """Where a definition came from; `path`: see `near`."""
+    return {"kind": source.kind, "path": near(source.path) or None}
+
+
+def near(path: str) -> str:
+    """A path of an operator's file as whoever may read is shown it: one that was given whole loses its beginning, since
+    how the server's disk is laid out is nobody's business. The log and `check` name it whole."""
+    parts = PurePosixPath(path).parts
+    if not path.startswith("/"):
+        return path
+    kept = 3 if parts[-1] == "SKILL.md" else 2  # the name with its directory, which is what tells two apart
+    return path if len(parts) - 1 <= kept else "/".join(("…", *parts[-kept:]))
 
 
 def problem_view(problem: FileProblem) -> dict[str, Any]:
     """What is wrong with a file, and where."""
-    return {"path": problem.path, "line": problem.line, "message": problem.message, "key": problem.key}
+    return {"path": near(problem.path), "line": problem.line, "message": problem.message, "key": problem.key}
 
 
 def _unknown(name: str) -> NotFound:

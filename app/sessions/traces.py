@@ -35,13 +35,14 @@ class OpenCall:
 class Trace:
     """What the log says of one run that has not ended. `answered`: the usage of the steps that were completed;
     `open`: of the one that was not, where at least the call was made. `started`: as a subagent, and not stopped.
-    `questions`: what persons were asked and have not answered, with the step."""
+    `questions`: what persons were asked and have not answered, with the step. `own_hooks`: its agent brought some."""
 
     steps: int = 0
     answered: Usage = NO_USAGE
     open: Usage = NO_USAGE
     text: str = ""
     started: bool = False
+    own_hooks: bool = False
     calls: dict[str, OpenCall] = field(default_factory=dict)
     questions: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
 
@@ -57,7 +58,9 @@ class Trace:
 
     def add(self, kind: str, step: int, data: Mapping[str, Any]) -> None:
         """Take in one event of the run."""
-        if kind == "step.started":
+        if kind == "run.queued":
+            self.own_hooks = bool(data.get("agent_hooks"))
+        elif kind == "step.started":
             self.steps = step
             self.answered += self.open  # a step that failed and was followed by another
             self.open = BROKEN_OFF

@@ -14,7 +14,7 @@ import tree_sitter_bash
 
 from app.agent.permission_subjects import CommandPart, ParsedCommand
 from app.agent.rule_patterns import UNKNOWN, is_known
-from app.tools.commands import HARMLESS, effects_of, part_of, straight
+from app.tools.commands import HARMLESS, commands_in, effects_of, part_of, straight
 from app.tools.shell_findings import Findings
 from app.tools.shell_words import MAX_NESTING, WORDS, Unclear, WordReader, below, check_arithmetic, rendered
 
@@ -231,7 +231,8 @@ class _Reader:
         self._found.name(text)
         self._check_value(text)
         if not HARMLESS.match(text):
-            self._found.part(CommandPart(exact=(text,) if is_known(text) else (), loose=(text,)))
+            exact = (text,) if is_known(text) else ()
+            self._found.part(CommandPart(exact=exact, loose=(text,), perhaps=tuple(commands_in([text]))))
 
     def _check_value(self, text: str) -> None:
         if "$(" in text or "`" in text:

@@ -10,6 +10,7 @@ from app.agent.tools import Tool
 from app.boxes.box import Level, Limits
 from app.boxes.directory import Directories
 from app.boxes.sandbox import Sandbox
+from app.boxes.workspaces import Workspaces
 from app.net.addresses import Openings
 from app.net.dialler import Dialler, SystemLookup
 from app.net.fetching import Bounds, Fetcher
@@ -41,10 +42,12 @@ class Web:
 _PUBLIC = Web()
 
 
-def builtin_tools(web: Web | None = _PUBLIC, *, file_cache_bytes: int = MAX_BYTES) -> tuple[Tool, ...]:
+def builtin_tools(
+    web: Web | None = _PUBLIC, *, directories: Directories | None = None, file_cache_bytes: int = MAX_BYTES
+) -> tuple[Tool, ...]:
     """The tools for files, and `web_fetch` unless `web` is None. Files are confined to the workspace of a call's
-    context; nothing needs closing."""
-    directories, states = Directories(), FileStates(file_cache_bytes)
+    context, which is held by `directories`, None: opened by its name; nothing needs closing."""
+    directories, states = directories or Directories(), FileStates(file_cache_bytes)
     threads = DaemonThreads(_THREADS, "builtin-tool")
     tools: list[Tool] = [
         ReadFile(directories, threads, states),
@@ -72,7 +75,7 @@ def record_tools(
 
 def command_tool(
     *,
-    workspace: Path,
+    workspaces: Workspaces | None,
     sandbox: str,
     sandbox_uid: int,
     command_timeout_ms: int,
@@ -80,6 +83,7 @@ def command_tool(
     command_processes: int,
     command_file_mb: int,
     command_disk_mb: int,
+    command_files: int,
     command_output_bytes: int,
     command_environment: Sequence[str],
     command_paths: Sequence[Path],
@@ -91,12 +95,13 @@ def command_tool(
         processes=command_processes,
         file_bytes=command_file_mb * mega,
         disk_bytes=command_disk_mb * mega,
+        files=command_files,
     )
     box = Sandbox(
         lowest=Level(sandbox),
         limits=limits,
         spare=sandbox_uid,
-        root=workspace,
+        workspaces=workspaces,
         variables={name: os.environ[name] for name in command_environment if name in os.environ},
         paths=command_paths,
     )

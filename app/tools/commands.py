@@ -275,14 +275,24 @@ def part_of(
     loose = [text, " ".join(words), *exact, rendered([name, *words[1:]]), " ".join([name, *words[1:]])]
     shorter = without_options(name, words)
     loose += [rendered(shorter), " ".join(shorter), *_as_text(effects.perhaps)]
+    values = commands_in((*assigned, *effects.assigned, *(words[1:] if name in _DECLARING else ())))
     if effects.opaque or effects.redefines:
         loose.append(UNKNOWN)
     return CommandPart(
         exact=() if effects.opaque else tuple(dict.fromkeys(one for one in exact if one)),
         loose=tuple(dict.fromkeys(one for one in loose if one)),
-        perhaps=tuple(dict.fromkeys(_as_text(effects.doubtful))),
+        perhaps=tuple(dict.fromkeys(_as_text([*effects.doubtful, *values]))),
         granted=harmless and effects.transparent and not effects.opaque,
     )
+
+
+_DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
+
+
+def commands_in(assigned: Sequence[str]) -> list[str]:
+    """Values of variables that some program may run: a pager, an editor, a helper with its options."""
+    values = (text.partition("=")[2].strip() for text in assigned)
+    return [value.lstrip("!|-").strip() for value in values if " " in value or "\t" in value]
 
 
 def _as_text(words: Sequence[str]) -> list[str]:

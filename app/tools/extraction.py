@@ -24,7 +24,8 @@ class Extraction:
     """Takes texts out of pages, some at a time."""
 
     def __init__(self, *, command: Sequence[str] = _COMMAND, timeout_s: float = EXTRACTION_S) -> None:
-        """`command`: gets the URL as its last argument, the page on its stdin."""
+        """`command`: gets a line with the URL and then the page on its stdin; every user of the machine can read
+        arguments, and a URL may hold a secret."""
         self._command = command
         self._timeout_s = timeout_s
         self._places = asyncio.Semaphore(AT_ONCE)
@@ -43,7 +44,6 @@ class Extraction:
     async def _run(self, page: bytes, url: str) -> str:
         process = await asyncio.create_subprocess_exec(
             *self._command,
-            url,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -51,7 +51,7 @@ class Extraction:
             cwd="/",
         )
         try:
-            found, _ = await process.communicate(page)
+            found, _ = await process.communicate(url.encode("utf-8", "replace") + b"\n" + page)
         finally:
             if process.returncode is None:
                 process.kill()

@@ -1,4 +1,5 @@
-"""The program that takes the readable part out of a web page: HTML on stdin, its text on stdout.
+"""The program that takes the readable part out of a web page: on stdin a line with its URL, which relative
+links begin at, then its HTML; its text on stdout.
 
 Runs by itself, in a process that may be killed: what a parser makes of a hostile page is bounded by nothing else.
 Imports nothing of the service.
@@ -13,16 +14,16 @@ MAX_CHARS = 2_000_000
 
 
 def main() -> None:
-    """`argv[1]`: the URL of the page, which relative links begin at."""
+    """Nothing but the limits of this process bounds it."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    html = sys.stdin.buffer.read().decode("utf-8", "replace")
+    url, _, html = sys.stdin.buffer.read().decode("utf-8", "replace").partition("\n")
     from trafilatura import extract  # noqa: PLC0415  under the limits, too
 
     text = extract(
-        html, url=sys.argv[1], output_format="markdown", include_links=True, include_comments=False, favor_recall=True
+        html, url=url, output_format="markdown", include_links=True, include_comments=False, favor_recall=True
     )
     sys.stdout.buffer.write((text or "")[:MAX_CHARS].encode("utf-8", "replace"))
 

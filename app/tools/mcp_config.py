@@ -20,7 +20,8 @@ class McpServer:
 
     `environment`: variables besides the few that every server gets. `trusted`: what it says of its tools is believed,
     and a changed tool is taken over unasked. `pollers`: its tools that are called again and again on purpose. `tools`
-    None: all that it has. `pin`: whoever changes it accepts the tools as they are now. Raises ValueError.
+    None: all that it has. `pin`: whoever changes it accepts the tools as they are now. `private`: an agent file brings
+    it along, for its own agent. Raises ValueError.
     """
 
     name: str
@@ -36,6 +37,7 @@ class McpServer:
     pollers: tuple[str, ...] = ()
     tools: tuple[str, ...] | None = None
     pin: str = ""
+    private: bool = False
 
     def __post_init__(self) -> None:
         if not SERVER_NAME.fullmatch(self.name) or len(self.name) > MAX_SERVER_NAME:

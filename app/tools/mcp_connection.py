@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from app.tools.mcp_bounds import MAX_TOOLS, Bounded
 from app.tools.mcp_config import McpServer
+from app.tools.mcp_listing import Sieve, Sieved
 from app.tools.mcp_stdio import MAX_MESSAGE, stdio
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_TOOLS = 256
 _MAX_PAGES = 32
 
 
@@ -41,12 +42,17 @@ class CallFailed(Exception):
 
 
 class Connection:
-    """`ended`: nothing more comes of it. `changed`: its list of tools is another one than was read."""
+    """`ended`: nothing more comes of it. `changed`: its list of tools is another one than was read. `idle`: no call is
+    under way. `answered`: how many calls have got something back, be it an error of the server or of its network."""
 
     def __init__(self, client: "Client", ended: asyncio.Event, changed: asyncio.Event) -> None:
         self._client = client
         self.ended = ended
         self.changed = changed
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.answered = 0
+        self._under_way = 0
 
     async def tools(self) -> list["Tool"]:
         """What it offers now, in its order. Raises whatever the SDK raises."""
@@ -79,7 +85,8 @@ class Connection:
 
         asked = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(arguments)))
         try:
-            result = await self._client.session.send_request(asked, _answers(), progress_callback=progress)
+            with self._counted():
+                result = await self._client.session.send_request(asked, _answers(), progress_callback=progress)
         except MCPError as error:
             raise _failed(error) from None
         except ValidationError:
@@ -90,6 +97,21 @@ class Connection:
             raise CallFailed("it asks a person for input in the middle of a call, which is not offered to it")
         assert isinstance(result, CallToolResult)
         return result
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._under_way += 1
+        self.idle.clear()
+        try:
+            yield
+            self.answered += 1
+        except Exception:  # not a cancelled call: that one has heard nothing
+            self.answered += 1
+            raise
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self.idle.set()
 
 
 @functools.cache
@@ -129,7 +151,9 @@ async def connected(server: McpServer) -> AsyncIterator[Connection]:
 
     async with contextlib.AsyncExitStack() as stack:
         transport: Any = stdio(server, ended=ended) if server.command else await _over_http(stack, server)
-        client = await stack.enter_async_context(Client(transport, message_handler=heard, cache=None))
+        sieved = _sieved(transport, sieve := Sieve(server.name))
+        client = await stack.enter_async_context(Client(sieved, message_handler=heard, cache=None))
+        sieve.version = client.protocol_version
         await _follow(stack, client, changed)
         yield Connection(client, ended, changed)
 
@@ -152,7 +176,19 @@ async def _over_http(stack: contextlib.AsyncExitStack, server: McpServer) -> Any
 
     assert server.url is not None
     http = await stack.enter_async_context(http_client(server))
-    return streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_MESSAGE)
+    return _each_bounded(streamable_http_client(server.url, http_client=http, max_sse_event_size=MAX_MESSAGE))
+
+
+@contextlib.asynccontextmanager
+async def _sieved(transport: Any, sieve: Sieve) -> AsyncIterator[tuple[Any, Any]]:
+    async with transport as (reading, writing):
+        yield Sieved(reading, sieve), writing
+
+
+@contextlib.asynccontextmanager
+async def _each_bounded(transport: Any) -> AsyncIterator[tuple[Any, Any]]:
+    async with transport as (reading, writing):
+        yield Bounded(reading), writing
 
 
 async def _follow(stack: contextlib.AsyncExitStack, client: "Client", changed: asyncio.Event) -> None:

@@ -3,14 +3,10 @@
 Knows neither the protocol nor where pins are kept.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from app.tools.mcp_config import McpServer
-from app.tools.mcp_tools import digest_of
-
-if TYPE_CHECKING:
-    from mcp_types import Tool as Listed
 
 CHANGED = "the MCP server changed this tool since it was first seen"
 ADDED = "the MCP server added this tool after its tools were first seen"
@@ -41,10 +37,9 @@ class Forgetful:
         self._kept[server, source] = dict(digests)
 
 
-async def reasons(pins: Pins, server: McpServer, tools: Sequence["Listed"]) -> dict[str, str]:
+async def reasons(pins: Pins, server: McpServer, digests: Mapping[str, str]) -> dict[str, str]:
     """Why a person is asked before calls of these tools, by tool. The first list of a source is taken as it is, and
     from a trusted server every list."""
-    digests = {listed.name: digest_of(listed) for listed in tools}
     first = await pins.first(server.name, server.source)
     if first is None:
         await pins.keep(server.name, server.source, digests)

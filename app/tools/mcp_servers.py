@@ -17,7 +17,7 @@ from app.tools.mcp_config import McpServer
 from app.tools.mcp_connection import Connection, connected, load
 from app.tools.mcp_names import cleaned, group_of
 from app.tools.mcp_pins import Pins, reasons
-from app.tools.mcp_tools import McpTool, digest_of, usable
+from app.tools.mcp_tools import Masker, McpTool, state_of, usable
 
 if TYPE_CHECKING:
     from mcp_types import Tool as Listed
@@ -28,7 +28,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 _STEADY_S = 60.0  # a conversation that lasted so long was a good one: the next pause is the first again
 _STARTED_S = 0.5  # for what comes before and after a start, so that its own limit is the one that is met
 _CHECK_S = 5.0
-_SETTLE_S = 0.2  # several changes of a list in a row are read once
+_SETTLE_S, _LONGEST_SETTLE_S = 0.2, 30.0  # several changes of a list in a row are read once
 _STOP_S = 6.0  # a little more than a process takes at worst
 _WHY = 300  # characters of a reason
 
@@ -44,19 +44,40 @@ class State(StrEnum):
     STOPPED = "stopped"
 
 
+class Patience:
+    """How long a list that changed is left alone before it is read: twice as long each time, so that a server which
+    says all the time that its list has changed costs no more than one that does so now and then."""
+
+    def __init__(self) -> None:
+        self._pause_s = _SETTLE_S
+        self._last: float | None = None
+
+    def pause_s(self, now: float) -> float:
+        """Before this reading. After a quiet time it is the first pause again."""
+        quiet = self._last is None or now - self._last >= 2 * _LONGEST_SETTLE_S
+        self._pause_s = _SETTLE_S if quiet else min(_LONGEST_SETTLE_S, 2 * self._pause_s)
+        self._last = now
+        return self._pause_s
+
+
 class Owner:
     """One server. Its task alone enters and leaves conversations."""
 
-    def __init__(self, server: McpServer, shelf: ToolShelf, pins: Pins, *, first_pause_s: float) -> None:
+    def __init__(
+        self, server: McpServer, shelf: ToolShelf, pins: Pins, masker: Masker, *, first_pause_s: float
+    ) -> None:
         self.server = server
         self.state = State.STARTING
         self.why = ""
         self._shelf = shelf
         self._pins = pins
+        self._masker = masker
         self._first_pause_s = first_pause_s
         self._connection: Connection | None = None
         self._was_up = False
         self._digests: dict[str, str] = {}
+        self._listed = ""  # the state of the list that was laid out last
+        self._patience = Patience()
         self._settled = asyncio.Event()  # up, or known not to be
         self._stop = asyncio.Event()
         self._suspected = asyncio.Event()
@@ -183,38 +204,63 @@ class Owner:
             raise ConnectionError("the conversation ended")
 
     async def _until_lost(self, connection: Connection) -> None:
-        signs = (connection.ended, connection.changed, self._suspected, self._stop)
+        urgent = (connection.ended, self._suspected, self._stop)
         while True:
-            waits = [asyncio.ensure_future(sign.wait()) for sign in signs]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+            await _any_of(connection.changed, *urgent)
+            if not any(sign.is_set() for sign in urgent):
+                await _any_of(*urgent, within_s=self._patience.pause_s(asyncio.get_running_loop().time()))
             if connection.ended.is_set() or self._stop.is_set():
                 return
-            if connection.changed.is_set():
-                await asyncio.sleep(_SETTLE_S)
             connection.changed.clear()
             self._suspected.clear()
-            async with asyncio.timeout(_CHECK_S):  # one that does not answer this is gone as well
-                found = await connection.tools()
+            found = await self._asked(connection)
+            if found is None:
+                return
             await self._lay_out(found)
+
+    async def _asked(self, connection: Connection) -> Sequence["Listed"] | None:
+        """Its list of tools; None when that does not matter any more. One that does not answer is gone, which is a
+        TimeoutError. But while calls are under way it is asked again after them: many a server does one thing at a
+        time, and each call has a limit of its own."""
+        heard = -1
+        while True:
+            before = connection.answered
+            try:
+                async with asyncio.timeout(_CHECK_S):
+                    return await connection.tools()
+            except TimeoutError:
+                if connection.answered == (before if connection.idle.is_set() else heard):
+                    raise
+            heard = connection.answered
+            longest = self.server.timeout_ms / 1000  # of those that are under way now
+            await _any_of(connection.idle, connection.ended, self._stop, within_s=longest)
+            if connection.ended.is_set() or self._stop.is_set():
+                return None
 
     async def _lay_out(self, found: Sequence["Listed"]) -> None:
         """Put the tools where runs find them."""
-        kept, problems = usable(self.server, found)
-        digests = {listed.name: digest_of(listed) for listed in kept}
-        if self._digests == digests and self.state is not State.STARTING:
+        listed = await asyncio.to_thread(state_of, found)
+        if listed == self._listed:
             return
+        kept, problems = await asyncio.to_thread(usable, self.server, found, self._masker)
+        digests = {offered.title: offered.digest for offered in kept}
         for problem in problems:
             log.warning("the MCP server %s: a tool is left out: %s", self.server.name, cleaned(problem, _WHY))
-        asks = await reasons(self._pins, self.server, kept)
+        asks = await reasons(self._pins, self.server, digests)
         for name, why in asks.items():
             log.warning("the MCP server %s, tool %r: %s", self.server.name, cleaned(name, 64), why)
-        self._digests = digests
-        tools = [McpTool(self, listed, ask=asks.get(listed.name, "")) for listed in kept]
-        self._shelf.put(self._source, tools)
+        self._digests, self._listed = digests, listed
+        self._shelf.put(self._source, [McpTool(self, offered, ask=asks.get(offered.title, "")) for offered in kept])
+
+
+async def _any_of(*signs: asyncio.Event, within_s: float | None = None) -> None:
+    """Wait until one of them is set, or the time is over."""
+    waits = [asyncio.ensure_future(sign.wait()) for sign in signs]
+    try:
+        await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
 
 def _reason(error: BaseException) -> str:
@@ -233,11 +279,13 @@ class McpServers:
         pins: Pins,
         configured: Sequence[McpServer] = (),
         *,
+        masker: Masker,
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
         self._configured = configured
         self._shelf = shelf
         self._pins = pins
+        self._masker = masker
         self._first_pause_s = first_pause_s
         self._owners: dict[str, Owner] = {}
 
@@ -250,7 +298,9 @@ class McpServers:
         """Begin with one; at any time. Raises ValueError when there is one of that name."""
         if server.name in self._owners:
             raise ValueError(f"two MCP servers are named {server.name!r}: rename one")
-        owner = self._owners[server.name] = Owner(server, self._shelf, self._pins, first_pause_s=self._first_pause_s)
+        owner = self._owners[server.name] = Owner(
+            server, self._shelf, self._pins, self._masker, first_pause_s=self._first_pause_s
+        )
         owner.start()
         return owner
 

@@ -5,6 +5,7 @@ A transport for the SDK, whose own one reads lines of any length and takes garba
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import re
@@ -13,19 +14,23 @@ from asyncio.subprocess import SubprocessStreamProtocol
 from collections.abc import AsyncIterator
 from typing import Any
 
+from app.tools.mcp_bounds import bounded
 from app.tools.mcp_config import McpServer
 from app.tools.mcp_names import cleaned
 
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 8 << 20  # bytes: an image of several megabytes passes
+_AT_ONCE = 64 << 10  # bytes that are read on the loop, in less than a tick; more of them take up to a second
 _EXIT_S = 2.0  # after the end of its input, as the protocol asks
 _TERM_S = 1.0
 _GONE_S = 2.0
 _SAID_CHARS = 2_000  # of one piece on the standard error
 _GARBAGE_CHARS = 200
 _ID = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*[,}]')
-_AROUND = 400  # bytes at either end of a message that is too long, in which its id is looked for
+_ANSWER = re.compile(rb'"jsonrpc".*"(?:result|error)"|"(?:result|error)".*"jsonrpc"', re.DOTALL)
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(u[dD][89a-fA-F]\w\w)|.)", re.DOTALL)
+_AROUND = 400  # bytes at either end of a message that is left out, in which its id is looked for
 _INHERITED = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 
 
@@ -104,7 +109,12 @@ async def _read(name: str, protocol: _Protocol, to_session: Any) -> None:
             line, whole = await _line(protocol.stdout)
             if not line:
                 return
-            message = _message(name, line) if whole else _too_long(name, line)
+            if not whole:
+                message = _left_out(name, line, f"the answer was larger than {MAX_MESSAGE >> 20} MiB and was left out")
+            elif len(line) <= _AT_ONCE:
+                message = _message(name, line)
+            else:
+                message = await asyncio.to_thread(_message, name, line)
             if message is not None:
                 await to_session.send(message)
     except Exception as error:  # noqa: BLE001  border to the SDK's streams: that the session is gone has several types
@@ -138,19 +148,31 @@ def _message(name: str, line: bytes) -> Any:
     if not line.strip():
         return None
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        return bounded(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
     except ValueError:
+        pass
+    try:  # a laxer reader, for half characters, bytes that are no text, and schemas too deep for the first one
+        data = json.loads(_ESCAPE.sub(_whole, line).decode("utf-8", "replace"))
+        return bounded(SessionMessage(jsonrpc_message_adapter.validate_python(data, by_name=False)))
+    except (ValueError, RecursionError):
+        ends = line[:_AROUND] + b" " + line[-_AROUND:]
+        if _ANSWER.search(ends):
+            return _left_out(name, ends, "the answer could not be read and was left out")
         shown = cleaned(line[: 4 * _GARBAGE_CHARS].decode("utf-8", "replace"), _GARBAGE_CHARS)
         log.debug("MCP server %s wrote something that is no message: %r", name, shown)
         return None
 
 
-def _too_long(name: str, ends: bytes) -> Any:
-    """An error in place of an answer that is too long, so that its call need not wait until its time is over."""
+def _whole(escape: re.Match[bytes]) -> bytes:
+    """An escape in a text, or a replacement for half a character."""
+    return rb"\ufffd" if escape[1] else escape[0]
+
+
+def _left_out(name: str, ends: bytes, text: str) -> Any:
+    """An error in place of an answer, so that its call need not wait until its time is over."""
     from mcp.shared.message import SessionMessage
     from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError  # noqa: PLC0415
 
-    text = f"the answer was larger than {MAX_MESSAGE >> 20} MiB and was left out"
     log.warning("MCP server %s: %s", name, text)
     found = _ID.search(ends)
     if found is None:

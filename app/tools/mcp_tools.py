@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.agent.errors import ToolError
@@ -45,13 +46,33 @@ class Host(Protocol):
         """The digest of a tool as the server describes it now; None when it has no such tool any more."""
 
 
-class McpTool:
-    """The tool `listed`. `digest`: of all that a model is shown of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A tool that can be offered. `title`: the server's own name for it; `digest`: of all that a model is shown of it;
+    `spec`: before anybody is asked about it."""
 
-    def __init__(self, host: Host, listed: "Listed", *, ask: str = "") -> None:
-        self.title = listed.name
-        self.digest = digest_of(listed)
-        self.spec = _spec(host.server, listed, ask)
+    title: str
+    digest: str
+    spec: ToolSpec
+
+
+class Masker(Protocol):
+    """Takes secrets out of what a server says of its tools: it may know those that it was begun with."""
+
+    def text(self, value: str) -> str:
+        """The text with every secret replaced."""
+
+    def value(self, value: Any) -> Any:
+        """A value as JSON has it, with every secret in its texts and keys replaced."""
+
+
+class McpTool:
+    """The tool that was `offered`. `ask`: why a person is asked before its calls."""
+
+    def __init__(self, host: Host, offered: Offered, *, ask: str = "") -> None:
+        self.title = offered.title
+        self.digest = offered.digest
+        self.spec = replace(offered.spec, ask=ask)
         self._host = host
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
@@ -88,26 +109,29 @@ def _failure(name: str, failed: CallFailed, *, ended: bool) -> str:
 
 
 def digest_of(listed: "Listed") -> str:
-    """A digest of name, description and schema."""
-    told = json.dumps([listed.name, listed.description, listed.input_schema], sort_keys=True)
+    """A digest of name, description and schema, as a model is shown them."""
+    told = json.dumps([listed.name, _said(listed), listed.input_schema], sort_keys=True)
     return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _spec(server: McpServer, listed: "Listed", ask: str) -> ToolSpec:
+def _said(listed: "Listed") -> str:
+    return cleaned(listed.description or listed.title or "", MAX_DESCRIPTION).strip()
+
+
+def _spec(server: McpServer, listed: "Listed") -> ToolSpec:
     hints = listed.annotations if server.trusted else None
     reads = hints is not None and hints.read_only_hint is True
     name = tool_name(server.name, listed.name)
-    said = cleaned(listed.description or listed.title or "", MAX_DESCRIPTION).strip()
     return ToolSpec(
         name=name,
-        description=said or f"A tool of the MCP server {server.name}; it does not say what it is for.",
+        description=_said(listed) or f"A tool of the MCP server {server.name}; it does not say what it is for.",
         parameters=schema_of(listed),
         read_only=reads,
         concurrency_safe=reads,
         timeout_ms=server.timeout_ms,
         poller=listed.name in server.pollers,
         open_world=hints is None or hints.open_world_hint is not False,
-        ask=ask,
+        private=server.private,
     )
 
 
@@ -117,21 +141,42 @@ def schema_of(listed: "Listed") -> Mapping[str, Any]:
     return schema if "type" in schema else {"type": "object", **schema}
 
 
-def usable(server: McpServer, found: Sequence["Listed"]) -> tuple[list["Listed"], list[str]]:
-    """The tools that can be offered, and why the others are left out."""
-    kept: dict[str, Listed] = {}
+def state_of(found: Sequence["Listed"]) -> str:
+    """A digest of all that a server says of its tools. For a thread."""
+    told = hashlib.sha256()
+    for listed in found:
+        told.update(listed.model_dump_json().encode("utf-8", "surrogatepass") + b"\n")
+    return told.hexdigest()
+
+
+def _masked(listed: "Listed", masker: Masker) -> "Listed":
+    # Cleaned first: invisible characters may stand in the middle of a secret. With room behind what is shown, so that
+    # no half of one is left at the cut.
+    said = masker.text(cleaned(listed.description or listed.title or "", 2 * MAX_DESCRIPTION))
+    return listed.model_copy(update={"description": said, "input_schema": masker.value(listed.input_schema)})
+
+
+def usable(server: McpServer, found: Sequence["Listed"], masker: Masker) -> tuple[list[Offered], list[str]]:
+    """The tools that can be offered, and why the others are left out. For a thread: schemas are compiled, which can
+    take most of a second for each 100,000 characters."""
+    kept: dict[str, Offered] = {}
     problems: list[str] = []
     room = MAX_SCHEMAS
     for listed in found:
         if server.tools is not None and listed.name not in server.tools:
             continue
-        name = tool_name(server.name, listed.name)
-        problem = "another tool has its name" if name in kept else check_schema(schema_of(listed))
+        shown = masker.text(listed.name)  # a name cannot be masked: the server is called by it
+        name = tool_name(server.name, shown)
+        room -= len(json.dumps(listed.input_schema))
+        if room < 0:  # before it is compiled, which is what costs
+            problem: str | None = f"the schemas of all tools are larger than {MAX_SCHEMAS:,} characters"
+        elif shown != listed.name:
+            problem = "its name holds a secret"
+        else:
+            listed = _masked(listed, masker)  # nothing below may see it as it was
+            problem = "another tool has its name" if name in kept else check_schema(schema_of(listed))
         if problem is None:
-            room -= len(json.dumps(listed.input_schema))
-            problem = None if room >= 0 else f"the schemas of all tools are larger than {MAX_SCHEMAS:,} characters"
-        if problem is None:
-            kept[name] = listed
+            kept[name] = Offered(title=listed.name, digest=digest_of(listed), spec=_spec(server, listed))
         else:
             problems.append(f"{name}: {problem}")
     return list(kept.values()), problems

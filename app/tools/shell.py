@@ -11,6 +11,8 @@ from typing import Any
 
 from app.agent.tools import ToolContext, ToolResult, ToolSpec
 from app.boxes.box import BoxRefused, End, Ended
+from app.boxes.covers import Veil
+from app.boxes.directory import shown
 from app.boxes.ownership import Identity
 from app.boxes.sandbox import Sandbox
 
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _SHOW_S = 0.1  # output that comes faster is shown in fewer, larger pieces
 _SHOW_CHARS = 4_000  # of one piece; with the above at most 40,000 characters a second
+_MAX_NAMES = 5  # of hidden places that a model is told of
 _AROUND_S = 60.0  # for a box to be made and taken away, beyond the command's own time
 _DESCRIPTION = (
     "Run a command line with bash in the workspace. Its standard output and error come back as one text, in the order "
@@ -66,14 +69,18 @@ class RunCommand:
         output = Output(self._output_bytes, context.progress)
         try:
             ended, identity = await self.sandbox.run(
-                arguments["command"], context.workspace, timeout_s=timeout_ms / 1000, output=output.take
+                arguments["command"],
+                context.workspace,
+                timeout_s=timeout_ms / 1000,
+                output=output.take,
+                veil=Veil(conceals=context.conceals, protects=context.protects),
             )
         except BoxRefused as refused:
             log.warning("run_command of run %s: %s", context.run.id, refused)
             return ToolResult(content=f"[{refused}]", is_error=True, status="error")
         finally:
             output.close()
-        notes = [*_ending(ended, timeout_ms, self.sandbox), *_standing(identity)]
+        notes = [*_ending(ended, timeout_ms, self.sandbox), *_hidden(ended), *_standing(identity)]
         content = "\n".join([*([output.text()] if output.text() else []), *(f"[{note}]" for note in notes)])
         status = {End.EXITED: "ok", End.TIMED_OUT: "timed_out"}.get(ended.end, "error")
         return ToolResult(content=content or "(no output)", is_error=status != "ok", status=status)
@@ -87,9 +94,19 @@ def _ending(ended: Ended, timeout_ms: int, sandbox: Sandbox) -> list[str]:
         case End.MEMORY:
             return [f"ended: it took more than {limits.memory_bytes // mega} MB of memory"]
         case End.DISK:
-            return [f"ended: the disk filled by more than {limits.disk_bytes // mega} MB while it ran"]
+            most = f"{limits.disk_bytes // mega} MB or {limits.files:,} files"
+            return [f"ended: the disk filled by more than {most} while it ran"]
         case _:
             return [f"exit code {ended.code}"] if ended.code else []
+
+
+def _hidden(ended: Ended) -> list[str]:
+    """Why something could not be read, for a command that has failed."""
+    if ended.code == 0 or not ended.hidden:
+        return []
+    names = ", ".join(shown(path) for path in ended.hidden[:_MAX_NAMES])
+    more = f" and {len(ended.hidden) - _MAX_NAMES} more" if len(ended.hidden) > _MAX_NAMES else ""
+    return [f"hidden from commands, since it may not be read: {names}{more}"]
 
 
 def _standing(identity: Identity) -> list[str]:

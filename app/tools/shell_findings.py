@@ -19,6 +19,8 @@ _MOVING = frozenset({"cd", "pushd", "popd"})
 # What they have moved, or copied as a whole, has other names in the rest of the line.
 _RENAMING, _COPYING = frozenset({"ln", "mv", "mount", "bindfs"}), frozenset({"cp", "rsync"})
 
+_STORES = frozenset({"git", "hg", "svn", "jj", "bzr", "fossil"})  # keep what files held, beside the files
+
 
 class Findings:
     """Collects what one command line does."""
@@ -30,6 +32,8 @@ class Findings:
         self._words: dict[str, None] = {}
         self._perhaps: dict[str, None] = {}
         self._walks: dict[str, None] = {}
+        self._stored: set[str] = set()
+        self._opaque = self._from_store = False
         self._bases: dict[str, None] = {".": None}
         self._renames = False
         self._runs = 0
@@ -37,7 +41,7 @@ class Findings:
     def parsed(self) -> ParsedCommand:
         """All of it."""
         if self._renames and self._runs > 1:
-            self._unknown()
+            self._anywhere()
         words, perhaps, bases = tuple(self._words), tuple(self._perhaps.keys() - self._words.keys()), tuple(self._bases)
         doubtful = sum(not is_known(word) for word in words) + len(perhaps) + len(self._walks)
         places = len(bases) * (len(words) + len(perhaps) + len(self._walks) + len(self._writes))
@@ -52,6 +56,8 @@ class Findings:
             words=words,
             perhaps=tuple(sorted(perhaps)),
             walks=tuple(self._walks),
+            stored=frozenset(self._stored),
+            opaque=self._opaque,
             bases=bases,
             problem=self.problem,
         )
@@ -67,6 +73,7 @@ class Findings:
         """The files that a command names. `splits`: a word may turn out to be several."""
         name = words[0].rpartition("/")[2]
         passes_on = bool(effects.inner) or name in NAMES_ONLY
+        self._from_store = not passes_on and any(word.rpartition("/")[2] in _STORES for word in words)
         for word in words[1:]:
             self.name(word)
             if not passes_on:
@@ -77,9 +84,11 @@ class Findings:
             self.write(path, redirected=False, whole=True)
         for path in effects.reads:
             self.read(path)
-        self._walks.update(dict.fromkeys(path.replace(PIPE, UNKNOWN) for path in effects.walks))
+        for path in effects.walks:
+            self._keep(self._walks, path.replace(PIPE, UNKNOWN))
         texts = [piece for piece in inside(name, words[1:]) if piece and is_known(piece)]
-        self._perhaps.update(dict.fromkeys(texts))
+        for path in texts:
+            self._keep(self._perhaps, path)
         for path in texts if name in PROGRAMMED else effects.touches:
             self.write(path, redirected=False, sure=False)
         if splits and not passes_on:
@@ -94,6 +103,7 @@ class Findings:
         else:
             for directory in directories(words[1:]):
                 self._go(directory)
+        self._from_store = False
 
     def anything(self, words: Sequence[str]) -> None:
         """A command of which the name is not known."""
@@ -107,8 +117,8 @@ class Findings:
             self._word(word)
             if "=" in word or word.startswith("@"):
                 self._word(word.partition("=")[2].lstrip("@") if "=" in word else word.lstrip("@"))
-            for piece in pieces(word):
-                self._perhaps[piece] = None
+            for piece in (*pieces(word), *(word.split() if "=" in word else ())):
+                self._keep(self._perhaps, piece)
 
     def read(self, path: str) -> None:
         """A file that is read."""
@@ -125,15 +135,24 @@ class Findings:
         if not is_known(word):
             self.read(word)
             for piece in pieces(word):
-                self._perhaps[piece.replace(PIPE, UNKNOWN)] = None
+                self._keep(self._perhaps, piece.replace(PIPE, UNKNOWN))
 
     def _word(self, word: str) -> None:
         if len(self._words) > _MAX_WORDS:
             raise Unclear(f"the command has more than {_MAX_WORDS} words")
         if word:
-            self._words[word] = None
+            self._keep(self._words, word)
+
+    def _keep(self, names: dict[str, None], name: str) -> None:
+        names[name] = None
+        if self._from_store:
+            self._stored.add(name)
 
     def _unknown(self) -> None:
+        self._opaque = True
+        self._anywhere()
+
+    def _anywhere(self) -> None:
         self._words[UNKNOWN] = None
         self.write(UNKNOWN, redirected=False)
 

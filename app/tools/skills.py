@@ -112,9 +112,12 @@ def _files(folder: Directory, stop: threading.Event) -> Iterator[str]:
 
 
 def _text_of(folder: Directory, skill: Skill, path: str) -> list[str]:
-    """The lines of a file that lies in the folder, whatever links and dots say."""
+    """The lines of a file that lies in the folder, whatever links and dots say, and is not hidden there."""
     try:
         handle = folder.open_file(path)
+        if _hidden(folder.place_of(handle)):
+            os.close(handle)
+            raise NotThere(path)
     except OutsideBox:
         raise ToolError(f"{shown(path)} is outside the folder of the skill {skill.name}") from None
     except NotThere:
@@ -132,6 +135,11 @@ def _text_of(folder: Directory, skill: Skill, path: str) -> list[str]:
         raise ToolError(f"{shown(path)} is a binary file; {LOADER} shows text only")
     encoding, mark = found
     return list(LineReader(encoding).feed(data[mark:], final=True))
+
+
+def _hidden(place: str | None) -> bool:
+    """Whether a file is one that is not listed; so is one of which nobody knows any more where it is."""
+    return place is None or any(part.startswith(".") for part in place.split("/"))
 
 
 def _page(lines: list[str], offset: int, what: str) -> str:

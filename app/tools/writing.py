@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,10 +60,14 @@ class WriteFile:
         path, content = arguments["path"], _valid("content", arguments["content"])
 
         def work(stop: threading.Event) -> str:
-            with model_readable(path), slot(self._directories.get(context.workspace), path, make_parents=True) as place:
+            with model_readable(path), self._slot(path, context) as place:
                 return self._write(place, content, _reader(context, place), Effort(stop, seconds=_SECONDS))
 
         return ToolResult(content=await interruptible(self._threads, work))
+
+    def _slot(self, path: str, context: ToolContext) -> AbstractContextManager[Slot]:
+        directory = self._directories.get(context.workspace)
+        return slot(directory, path, make_parents=True, refuses=context.refuses)
 
     def _write(self, place: Slot, content: str, who: Reading, effort: Effort) -> str:
         state = place.state()
@@ -127,11 +132,14 @@ class EditFile:
         everywhere = bool(arguments.get("replace_all", False))
 
         def work(stop: threading.Event) -> str:
-            with model_readable(path), slot(self._directories.get(context.workspace), path) as place:
+            with model_readable(path), self._slot(path, context) as place:
                 effort = Effort(stop, seconds=_SECONDS)
                 return self._edit(place, old, new, everywhere, _reader(context, place), effort)
 
         return ToolResult(content=await interruptible(self._threads, work))
+
+    def _slot(self, path: str, context: ToolContext) -> AbstractContextManager[Slot]:
+        return slot(self._directories.get(context.workspace), path, refuses=context.refuses)
 
     def _edit(self, place: Slot, old: str, new: str, everywhere: bool, who: Reading, effort: Effort) -> str:
         name = shown(place.path)

@@ -7,6 +7,7 @@ from app.agent.approvals import Answer, AnswerKind
 from app.agent.tools import ToolContext
 from app.settings_rules import Permissions, Rules
 from tests.agent.probes import Probe
+from tests.plan import call, task
 from tests.world import World
 
 COMMAND: Mapping[str, Any] = {
@@ -42,6 +43,12 @@ async def questions(w: World, session_id: str, count: int) -> list[dict[str, Any
 async def give(w: World, approval_id: str, kind: AnswerKind = AnswerKind.ALLOW_ONCE, **more: Any) -> dict[str, Any]:
     """Answer a question as a person does."""
     return await w.inbox.answer(w.tenant, approval_id, Answer(kind=kind, by="key_1", **more))
+
+
+async def time_passes(w: World, timeout_ms: int = 1100) -> None:
+    """Wait until a handoff that began now is over its time; the world must have the tool `hold`."""
+    late = await w.delegate(task({"calls": [call("hold", key="never")]}, "no"), timeout_ms=timeout_ms)
+    assert (await w.delegations.result(w.tenant, late))["status"] == "timed_out"
 
 
 async def settlements(w: World, session_id: str) -> dict[str, str]:

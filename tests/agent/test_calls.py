@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from app.agent import artifacts
 from app.agent.errors import ToolError
 from app.agent.tools import OutputLimit, ToolContext
+from app.masking import ValueMasker
 from app.tools.function import tool
 from tests.agent.probes import PATH, Probe, Stage, echo, raising
 from tests.plan import call, raw_call, task
@@ -288,7 +289,7 @@ async def test_an_artifact_is_whole_masked_bounded_and_offered_only_to_those_who
         text = row["content"].decode()
         assert text.startswith("é" * 500 + "[masked]" + "é")
         assert text.endswith("é\n[cut here: the output was larger than an artifact may be]")
-        assert row["size_bytes"] == len(row["content"])
+        assert row["size_bytes"] == len(row["content"]) <= 1501
         await w.finished(await w.run(turn(call("read_artifact"))))  # what is short leaves none
         assert len(await w.rows("artifacts")) == 1
 
@@ -375,3 +376,28 @@ async def test_only_a_tool_with_side_effects_waits_until_its_start_is_stored(
         holder.append(w)
         await w.finished(await w.run(turn(call(name))))
     assert stored == [not read_only]
+
+
+@pytest.mark.spec("12.6")
+async def test_a_long_output_full_of_secrets_is_masked_while_the_loop_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, mask, met = asyncio.get_running_loop(), ValueMasker.text, list[bool]()
+
+    def met_by_the_loop(masker: ValueMasker, text: str) -> str:
+        if len(text) > 100_000:
+            come = threading.Event()
+            loop.call_soon_threadsafe(come.set)
+            met.append(come.wait(WAIT_S / 4))
+        return mask(masker, text)
+
+    async def body(_arguments: Mapping[str, Any], _context: ToolContext) -> str:
+        return "the-secret " * 20_000
+
+    monkeypatch.setattr(ValueMasker, "text", met_by_the_loop)
+    async with world(tmp_path, tools=(Probe("long", body),), secrets=["the-secret"]) as w:
+        run = await w.run(turn(call("long")))
+        await w.finished(run)
+        assert met == [True]
+        assert shown(w)[0].startswith("[masked] [masked]")
+        assert "the-secret" not in shown(w)[0]

@@ -5,17 +5,20 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from app.agent.definition import AgentDefinition, OwnHook
 from app.agent.hooks import (
     DEFAULT_ON_FAILURE,
     MAX_BLOCK_CHARS,
     MAX_CONTEXT_CHARS,
     NO_HOOKS,
+    NO_OWN_HOOKS,
     FunctionHook,
     HookCall,
     HookFailure,
@@ -400,3 +403,12 @@ async def test_a_hook_is_asked_at_its_points_only() -> None:
     outcome = await registry.fire(told(PRE), lambda decision: None)
     assert outcome.block is None
     assert not any(NO_HOOKS.has(point) for point in HookPoint)
+
+
+@pytest.mark.spec("6.3")
+def test_a_definition_that_brings_hooks_along_does_not_go_on_where_nobody_can_ask_them() -> None:
+    plain = AgentDefinition(name="clerk", description="d")
+    assert NO_OWN_HOOKS.of(plain) == ()
+    guarded = replace(plain, hooks=(OwnHook(label="PreToolUse/1", point="PreToolUse", command="guard"),))
+    with pytest.raises(ValueError, match="'clerk' brings hooks along"):
+        NO_OWN_HOOKS.of(guarded)

@@ -9,23 +9,17 @@ from app.agent.approvals import AnswerKind
 from app.agent.attempts import HandoffClock
 from app.agent.control import Control
 from app.agent.runs import StopReason
-from tests.agent.guarded import commands, give, questions, ruled
+from tests.agent.guarded import commands, give, questions, ruled, time_passes
 from tests.agent.probes import Stage
 from tests.plan import ask, call, task
-from tests.world import WAIT_S, World, world
+from tests.world import WAIT_S, world
 
 ASK_ALL = ruled(ask=["Bash"])
-SHORT_MS, LONG_MS = 700, 1100
+SHORT_MS = 700  # less than what `time_passes` lets pass
 LIMITS = {
     "deadline_ms": {"policy": {"max_depth": 4, "deadline_ms": SHORT_MS}},
     "timeout_ms": {"policy": {"max_depth": 4, "timeout_ms": SHORT_MS}},
 }
-
-
-async def time_passes(w: World) -> None:
-    """Wait until a handoff that began now is over its time, which is longer than that of the others."""
-    late = await w.delegate(task({"calls": [call("hold", key="never")]}, "no"), timeout_ms=LONG_MS)
-    assert (await w.delegations.result(w.tenant, late))["status"] == "timed_out"
 
 
 def nested(depth: int, innermost: str) -> str:

@@ -1,12 +1,17 @@
 """`inherit_tools: intersect`: nobody has a tool that whoever delegates to it does not have, on every surface."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.agent.definition import AgentDefinition, ToolCeiling
+from app.agent.delegation import ceiling_of, whitelist_of
 from app.agent.policy import NO_POLICY, HandoffPolicy, PolicyFields, ToolInherit
+from app.agent.tools import ToolShelf
 from tests.agent.guarded import commands
+from tests.agent.probes import Probe, echo
 from tests.plan import ask, call, task
 from tests.world import World, agent, world
 
@@ -25,6 +30,14 @@ def handed(surface: str, plan: str, to: str) -> dict[str, Any]:
     tool, arguments = SURFACES[surface]
     filled = {key: value.replace("{agent}", to).replace("{task}", plan) for key, value in arguments.items()}
     return call(tool.replace("{agent}", to), **filled)
+
+
+def definition(name: str, *tools: str) -> AgentDefinition:
+    return AgentDefinition(name=name, description="d", prompt="p", tools=tools)
+
+
+def ceiling(names: tuple[str, ...]) -> ToolCeiling:
+    return ceiling_of(names, (), None, (), None)
 
 
 async def tools_of(w: World, session_id: str) -> dict[str, list[str]]:
@@ -48,6 +61,24 @@ async def test_a_child_has_no_ordinary_tool_that_its_parent_lacks_on_any_surface
         found = await tools_of(w, row["session_id"])
         assert found["worker"] == (["read_file"] if policy is CEILING else ["read_file", "grep", "run_command"])
         assert {"read_file", "glob"} <= set(found["lead"])
+
+
+@pytest.mark.spec("7.2", "7.7")
+@pytest.mark.case("B203")
+def test_tools_of_a_server_that_is_down_are_no_delegation_that_agent_covers() -> None:
+    lead, child = definition("lead", "read_file", "Agent"), definition("child", "mcp__x", "read_file", "Agent")
+    granted = definition("granted", "mcp__x", "subagent_y", "Agent")
+    shelf = ToolShelf([Probe("read_file", echo)])
+    below = ceiling(whitelist_of(lead, shelf))
+    assert whitelist_of(child, shelf, ceiling=below) == ("read_file", "Agent")
+    shelf.put("mcp__x", [Probe("mcp__x__delete", echo)])
+    assert whitelist_of(child, shelf, ceiling=below) == ("read_file", "Agent")
+    has = ceiling(whitelist_of(granted, shelf))
+    assert has.tools == ("mcp__x__delete", "subagent_y", "Agent")
+    shelf.put("mcp__x", [])
+    assert whitelist_of(definition("leaf", "Agent"), shelf, ceiling=replace(has, tools=has.tools[:2])) == (
+        "subagent_y",
+    )
 
 
 async def test_the_ceiling_is_that_of_all_above_and_a_tool_that_one_of_them_lacks_is_unknown_below(

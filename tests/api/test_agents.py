@@ -108,11 +108,11 @@ async def test_broken_files_are_listed_with_file_line_and_reason_and_reload_read
     )
     async with in_process(tmp_path, agents=[folder]) as running, running.client() as http:
         found = await listed(http)
-        assert named(found, "good")["source"] == {"kind": "directory", "path": str(folder / "good.md")}
+        assert named(found, "good")["source"] == {"kind": "directory", "path": "…/agents/good.md"}
         assert named(found, "odd")["missing_tools"] == ["teleport"] or "teleport" in str(found["warnings"])
         assert "broken" not in [item["name"] for item in found["items"]]
         (problem,) = found["broken"]
-        assert problem["path"] == str(broken)
+        assert problem["path"] == "…/agents/broken.md"
         assert problem["line"] == 4
         assert problem["message"]
         broken.write_text("---\nname: broken\ndescription: Mended.\n---\nYou are mended.\n")
@@ -132,8 +132,8 @@ async def test_broken_files_are_listed_with_file_line_and_reason_and_reload_read
         ({"tools": ["read_file", "run_command"]}, "tools", "unsupported"),
         ({"max_steps": 0}, "max_steps", "invalid_request"),
         ({"runner": "os:system"}, "runner", "invalid_request"),
-        ({"hooks": {"PreToolUse": []}}, "hooks", "unsupported"),
-        ({"mcpServers": {"x": {"command": "sh"}}}, "mcpServers", "unsupported"),
+        ({"hooks": {"PreToolUse": []}}, "hooks", "invalid_request"),
+        ({"mcpServers": {"x": {"command": "sh"}}}, "mcpServers", "invalid_request"),
         ({"handoff": {"max_retries": -3}}, "handoff.max_retries", "invalid_request"),
         ({"markdown": "---\nname: x\n---\n"}, "markdown", "unsupported"),
     ],

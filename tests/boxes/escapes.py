@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from tests.boxes.outside import SECRET, Outside, python
+from tests.boxes.outside import LIBC, SECRET, Outside, python
 
 
 class Without(Enum):
@@ -19,11 +19,14 @@ class Without(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """An attempt. `mark`: what has changed outside when it succeeded."""
+    """An attempt. `mark`: what has changed outside when it succeeded. `led`: by what the server's environment names as
+    the startup file of shells. `reads`: files of the machine of which one must be there for it to succeed."""
 
     command: str
     without: Without = Without.LEVEL_NONE
     mark: Callable[[Outside], bool] | None = None
+    led: bool = False
+    reads: tuple[str, ...] = ()
 
     def succeeded(self, world: Outside, said: str) -> bool:
         return "ESCAPED" in said or SECRET in said or (self.mark is not None and self.mark(world))
@@ -71,7 +74,21 @@ def _aged(world: Outside) -> bool:
     return (world.out / "own").stat().st_mtime < 2_000_000
 
 
+def _raised(world: Outside) -> bool:
+    getval = 12
+    return int(LIBC.semctl(world.semaphore, 0, getval, 0)) == 7
+
+
+def _has_rights(name: str) -> Callable[[Outside], bool]:
+    def has(world: Outside) -> bool:
+        made = world.workspace / name
+        return made.exists() and bool(made.stat().st_mode & 0o6000)
+
+    return has
+
+
 _SYSCALL = "say(call({0}) >= 0)"
+_MANY_FILES = python("os.mkdir('many')\nfor n in range(60_000): os.mknod('many/%d' % n)\ntime.sleep(1); say(1)")
 _ROOT = Without.ROOT
 _CHILD = Without.CHILD
 
@@ -103,6 +120,17 @@ ESCAPES = {
     "truncate a file outside": Escape("truncate -s0 @OUT@/own", mark=lambda world: not (world.out / "own").read_text()),
     "change the mode of a file outside": Escape("chmod 000 @OUT@/own", mark=_closed),
     "change the times of a file outside": Escape("touch -d @1000000 @OUT@/own", mark=_aged),
+    "read what is written beside a file outside": Escape(python("print(os.getxattr('@OUT@/canary', 'user.note'))")),
+    "watch a directory outside": Escape(
+        python("say(libc.inotify_add_watch(libc.inotify_init(), b'@OUT@', 0xfff) >= 0)")
+    ),
+    "make a program that runs as its user": Escape(
+        python("at = os.open('given', os.O_CREAT | os.O_RDWR, 0o755); os.fchmod(at, 0o6755)"),
+        mark=_has_rights("given"),
+    ),
+    "make it at once": Escape(
+        python("os.umask(0); os.open('born', os.O_CREAT | os.O_RDWR, 0o4755)"), mark=_has_rights("born")
+    ),
     "write into a pipe outside": Escape("echo x 1<> @OUT@/fifo", mark=_through_fifo),
     "use an open file of the server": Escape(
         python("for n in range(3, 200):\n try: print(os.pread(n, 100, 0))\n except OSError: pass"), _CHILD
@@ -120,11 +148,21 @@ ESCAPES = {
         python("socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', '@OUT@/datagram')"),
         mark=_came("datagram"),
     ),
+    "send to a socket in the file tree from a raw pair": Escape(
+        python("socket.socketpair(socket.AF_UNIX, socket.SOCK_RAW)[0].sendto(b'x', '@OUT@/datagram')"),
+        mark=_came("datagram"),
+    ),
+    "read a queue of messages": Escape(
+        python("m = ctypes.create_string_buffer(64); libc.msgrcv(@QUEUE@, m, 32, 0, 0o4000); print(m.raw[8:40])")
+    ),
+    "set a semaphore": Escape(python("libc.semctl(@SEMAPHORE@, 0, 16, 7)"), mark=_raised),
     "have a socket to the machine below": Escape(python("socket.socket(40, socket.SOCK_STREAM); say(1)")),
     "have a raw socket": Escape(python("socket.socket(socket.AF_PACKET, socket.SOCK_RAW); say(1)"), _ROOT),
     # other processes
     "read the environment of a process": Escape("cat /proc/@DECOY@/environ"),
-    "read the environment of the first process": Escape("grep -q . /proc/1/environ && echo ESCAPED", _ROOT),
+    "read the environment of the first process": Escape(
+        "grep -q . /proc/1/environ && echo ESCAPED", _ROOT, reads=("/proc/1/environ",)
+    ),
     "read the environment of the server": Escape("grep -q . /proc/@SERVER@/environ && echo ESCAPED", _ROOT),
     "reach the program of the server": Escape("readlink /proc/@SERVER@/exe && echo ESCAPED", _ROOT),
     "kill a process": Escape("kill -9 @DECOY@; sleep 0.1", mark=lambda world: world.decoy.poll() is not None),
@@ -153,11 +191,12 @@ ESCAPES = {
     "mount": Escape("unshare -m mount -t tmpfs x /mnt && echo ESCAPED", _ROOT),
     "mount by handles": Escape(python(_SYSCALL.format("@NR_open_tree@, -100, ctypes.c_char_p(b'/'), 1, 0, 0")), _ROOT),
     "change the root": Escape(python("os.chroot('/usr'); say(1)"), _ROOT),
-    "enter a namespace": Escape("nsenter -t 1 -m true && echo ESCAPED", _ROOT),
+    "enter a namespace": Escape("{ nsenter -t 1 -m true || nsenter -t @DECOY@ -m true; } && echo ESCAPED", _ROOT),
     "make a device": Escape("mknod device c 1 3 && echo ESCAPED", _ROOT),
-    "open a device": Escape("head -c1 /dev/kmsg >/dev/null && echo ESCAPED", _ROOT),
+    "open a device": Escape("exec 3</dev/kmsg && echo ESCAPED", _ROOT),
     "open a disk or the memory": Escape(
-        "for one in /dev/mem /dev/vda /dev/sda /dev/nvme0n1; do head -c1 $one >/dev/null && echo ESCAPED; done", _ROOT
+        "for one in /dev/mem /dev/vda /dev/sda /dev/nvme0n1; do head -c1 $one >/dev/null && echo ESCAPED; done", _ROOT,
+        reads=("/dev/mem", "/dev/vda", "/dev/sda", "/dev/nvme0n1")
     ),
     "open a file by its number": Escape(
         python(
@@ -192,7 +231,7 @@ ESCAPES = {
     ),
     # what is inherited
     "read a secret of the server's environment": Escape("echo $SERVICE_TOKEN", _CHILD),
-    "be led by the server's environment": Escape("true", _CHILD),
+    "be led by the server's environment": Escape("true", _CHILD, led=True),
     # resources
     "start 200 processes": Escape(
         python(
@@ -212,6 +251,60 @@ ESCAPES = {
         python("m = mmap.mmap(-1, 400 << 20)\nfor at in range(0, 400 << 20, 4096): m[at] = 1\ntime.sleep(1); say(1)"),
         _CHILD,
     ),
+    "take 300 MB of files in memory": Escape(
+        python(
+            "held = [os.memfd_create('x') for _ in range(10)]\n"
+            "for one in held:\n for _ in range(30): os.write(one, b'x' * (1 << 20))\n"
+            "time.sleep(1); say(1)"
+        ),
+        _CHILD,
+    ),
+    "take 300 MB of memory that no process holds": Escape(
+        python(
+            "libc.shmat.restype = ctypes.c_void_p\nmade = []\n"
+            "for _ in range(10):\n"
+            " made.append(libc.shmget(0, 30 << 20, 0o1600))\n"
+            " at = ctypes.c_void_p(libc.shmat(made[-1], None, 0))\n"
+            " ctypes.memset(at, 1, 30 << 20); libc.shmdt(at)\n"
+            "time.sleep(1); say(1)\nfor one in made: libc.shmctl(one, 0, None)"
+        ),
+        _CHILD,
+    ),
+    "take 240 MB of tables of pages": Escape(
+        python(
+            "size = 120 << 30\n"
+            "m = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)\n"
+            "for at in range(0, size, 2 << 20): m[at]\n"
+            "time.sleep(1); say(1)"
+        ),
+        _CHILD,
+    ),
+    "take 300 MB in sockets and pipes": Escape(
+        python(
+            "def fill():\n"
+            " held = []\n"
+            " try:\n"
+            "  while True: held.append([s.detach() for s in socket.socketpair()]); held.append(os.pipe())\n"
+            " except OSError: pass\n"
+            " for one in held:\n"
+            "  try: os.set_blocking(one[1], False); [os.write(one[1], b'x' * 4096) for _ in range(99)]\n"
+            "  except OSError: pass\n"
+            "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (250, 250))\n"
+            "for _ in range(24):\n if not os.fork(): fill(); time.sleep(9); os._exit(0)\n"
+            "time.sleep(4); say(1); os.killpg(0, 9)"
+        ),
+        _CHILD,
+    ),
+    "fill the directory of devices": Escape(
+        "head -c 30M /dev/zero > /dev/@DECOY@.canary && echo ESCAPED; rm -f /dev/@DECOY@.canary", _ROOT
+    ),
+    "fill the directory of shared memory": Escape(
+        "head -c 60M /dev/zero > /dev/shm/@DECOY@; test $(stat -c %s /dev/shm/@DECOY@) = 62914560 && echo ESCAPED; "
+        "rm -f /dev/shm/@DECOY@",
+        _CHILD,
+    ),
+    "make 60,000 files": Escape(_MANY_FILES, _CHILD),
+    "make 60,000 files in the temporary directory": Escape("cd ${TMPDIR:-.}; " + _MANY_FILES, _CHILD),
     "write a file of 60 MB": Escape(
         "head -c 60M /dev/zero > big; test $(stat -c %s big) = 62914560 && echo ESCAPED", _CHILD
     ),

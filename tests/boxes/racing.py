@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,12 @@ _SWAP = """
 import contextlib, os, shutil, sys
 os.chdir(sys.argv[1])
 def attempt(do, *arguments):
+    if len(sys.argv) > 2:  # one after the other, each when it is asked for
+        sys.stdin.readline()
     with contextlib.suppress(OSError):
         do(*arguments)
+    if len(sys.argv) > 2:
+        print(flush=True)
 def fresh():
     with open("t", "wb") as file:
         file.write(b"inside")
@@ -56,8 +60,9 @@ class Race:
 
 
 @contextlib.contextmanager
-def swapped(folder: Path) -> Iterator[Path]:
-    """A workspace beside `outside`, in which a process swaps names until the end."""
+def swapped(folder: Path, *, stepwise: bool = False) -> Iterator[tuple[Path, Callable[[], object]]]:
+    """A workspace beside `outside`, in which a process swaps names until the end; `stepwise`: one each time that the
+    function is called that comes with it."""
     box, outside = folder / "box", folder / "outside"
     for made in (box / "d", box / "x" / "m", outside):
         made.mkdir(parents=True)
@@ -65,21 +70,31 @@ def swapped(folder: Path) -> Iterator[Path]:
     (box / "f").write_bytes(INSIDE)
     (box / "x" / "secret.txt").write_bytes(INSIDE)
     (outside / "secret.txt").write_bytes(SECRET)
-    with subprocess.Popen([sys.executable, "-c", _SWAP, str(box)], stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", _SWAP, str(box), *(["stepwise"] if stepwise else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        said, asked = process.stdout, process.stdin
+
+        def step() -> None:
+            asked.write(b"\n")
+            asked.flush()
+            said.readline()
+
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"swapping\n"
-            yield box
+            assert said.readline() == b"swapping\n"
+            yield box, step
         finally:
             process.kill()
 
 
-def raced(folder: Path, opener: Opener, tries: int) -> Race:
-    """Read and write through a confined directory, `tries` times."""
+def raced(folder: Path, opener: Opener, tries: int, *, least: int = 0) -> Race:
+    """Read and write through a confined directory, `tries` times and on until `least` were done and as many refused."""
     race = Race()
-    with swapped(folder) as box:
+    with swapped(folder) as (box, _):
         directory = Directory(box, opener=opener)
-        for number in range(tries):
+        while race.tries < tries or min(race.done, race.refused) < least:
+            number = race.tries
             race.tries += 1
             try:
                 if number % 2:
@@ -98,16 +113,20 @@ def raced(folder: Path, opener: Opener, tries: int) -> Race:
     return race
 
 
-def naive(folder: Path, most: int) -> Race:
-    """What a check of the resolved path is worth: until it has escaped, at most `most` times."""
+def naive(folder: Path, most: int, *, stepwise: bool = False) -> Race:
+    """What a check of the resolved path is worth: until it has escaped, at most `most` times. `stepwise`: one name is
+    swapped between each check and its use, and none besides."""
     race = Race()
-    with swapped(folder) as box:
+    with swapped(folder, stepwise=stepwise) as (box, step):
         root = os.path.realpath(box)
         while race.tries < most and not race.escapes:
             race.tries += 1
             path = box / ("d/secret.txt" if race.tries % 2 else "f")
             with contextlib.suppress(OSError):  # it may vanish at any moment
-                if not os.path.realpath(path).startswith(root + "/"):
+                inside = os.path.realpath(path).startswith(root + "/")
+                if stepwise:
+                    step()
+                if not inside:
                     race.refused += 1
                     continue
                 race.escapes += path.read_bytes() == SECRET

@@ -15,6 +15,7 @@ LIMITS = Limits(
     processes=40,
     file_bytes=32 * MB,
     disk_bytes=120 * MB,
+    files=20_000,
     temporary_bytes=32 * MB,
     open_files=256,
 )
@@ -27,7 +28,7 @@ async def test_no_attempt_succeeds_in_a_box(name: str, level: Level, monkeypatch
     need(level)
     attempt = ESCAPES[name]
     with outside() as world:
-        _tempt(world, monkeypatch)
+        _tempt(attempt, world, monkeypatch)
         said = await in_box(Sandbox(limits=LIMITS), level, world.filled(attempt.command), world.workspace)
         assert not attempt.succeeded(world, said), said[-2000:]
 
@@ -38,10 +39,21 @@ async def test_each_attempt_succeeds_without_a_box(name: str, monkeypatch: pytes
     attempt = ESCAPES[name]
     if attempt.without is Without.ROOT and not ROOT:
         pytest.skip("succeeds only for root")
+    if attempt.reads and not any(_readable(path) for path in attempt.reads):
+        pytest.skip(f"this machine keeps {attempt.reads} from root too")
     with outside() as world:
-        _tempt(world, monkeypatch)
+        _tempt(attempt, world, monkeypatch)
         said = await _unboxed(attempt, world)
         assert attempt.succeeded(world, said), said[-2000:]
+
+
+def _readable(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except OSError:
+        return False
+    return True
 
 
 async def _unboxed(attempt: Escape, world: Outside) -> str:
@@ -51,9 +63,12 @@ async def _unboxed(attempt: Escape, world: Outside) -> str:
     return without_box(command, world.workspace, as_root=attempt.without is Without.ROOT)
 
 
-def _tempt(world: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that has been started with more than it should hand on."""
+def _tempt(attempt: Escape, world: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that has been started with more than it should hand on. What shells run at their start says `ESCAPED`
+    by itself, so it is there only for the attempt that is about it."""
     monkeypatch.setenv("SERVICE_TOKEN", SECRET)
+    if not attempt.led:
+        return
     startup = Path(world.out / "startup")
     startup.write_text("echo ESCAPED\n")
     monkeypatch.setenv("BASH_ENV", str(startup))

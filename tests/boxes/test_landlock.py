@@ -61,12 +61,46 @@ def test_the_filter_refuses_what_leads_out_on_both_machines(name: str, own_names
     assert answer("socket", 40) == errno.EAFNOSUPPORT
     shared = not own_namespaces
     assert [answer("socket", family) != 0 for family in (1, 2, 10, 16)] == [shared] * 4
-    assert (answer("socketpair", 1, 1 | 0o2000000), answer("socketpair", 1, 2) != 0) == (0, shared)
+    for kind, refused in ((1 | 0o2000000, False), (5 | 0o4000, False), (2, shared), (3, shared), (2 | 0o4000, shared)):
+        assert (answer("socketpair", 1, kind) != 0) == refused, kind
+    assert answer("socketpair", 30, 1) == errno.EAFNOSUPPORT
+    for call in ("shmget", "shmat", "semget", "semop", "semtimedop", "semctl", "msgget", "msgsnd", "msgrcv", "msgctl"):
+        assert answer(call) == errno.ENOSYS, call
+    assert [answer(call) for call in ("memfd_create", "memfd_secret", "openat2")] == [errno.ENOSYS] * 3
+    for call in ("mq_open", "mq_timedsend", "mq_timedreceive", "mq_notify", "mq_getsetattr", "inotify_add_watch"):
+        assert (answer(call) != 0) == shared, call
+    for call in ("getxattr", "listxattrat", "listmount", "statmount"):
+        assert (answer(call) != 0) == shared, call
     assert [answer("prlimit64", process) != 0 for process in (0, 7)] == [False, shared]
     assert (answer("utimensat", 3, 0), answer("utimensat", 3, 1 << 40) != 0) == (0, shared)
     assert [answer("setpriority", *given) != 0 for given in ((0, 0), (0, 7), (2, 0))] == [False, shared, shared]
     assert judged(program, machine, 0, audit=0x4000_0003) == REFUSE | errno.ENOSYS
     assert judged(program, machine, 2) == ALLOW
+
+
+@pytest.mark.spec("7.3")
+@pytest.mark.parametrize("name", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("right", [0o4000, 0o2000])
+def test_no_call_gives_a_file_the_rights_of_its_owner(name: str, right: int) -> None:
+    machine = machine_of(name)
+    assert machine is not None
+    program = filter_for(machine, own_namespaces=True)
+    modes = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
+    for call in modes.keys() & machine.numbers.keys():
+        before = [0] * modes[call]
+        assert judged(program, machine, machine.numbers[call], *before, 0o755) == ALLOW, call
+        assert judged(program, machine, machine.numbers[call], *before, right | 0o755) == REFUSE | errno.EPERM, call
+    creating, nameless = os.O_CREAT | os.O_WRONLY, 0o20000000 | 0o200000
+    for call in {"open": 1, "openat": 2}.keys() & machine.numbers.keys():
+        before = [0] * {"open": 1, "openat": 2}[call]
+        for flags, mode, refused in (
+            (creating, 0o755, False),
+            (creating, right | 0o755, True),
+            (nameless, right | 0o755, True),
+            (os.O_RDONLY, right, False),  # without a new file what stands there means nothing
+        ):
+            found = judged(program, machine, machine.numbers[call], *before, flags, mode)
+            assert (found != ALLOW) == refused, (call, flags, mode)
 
 
 @pytest.mark.spec("7.3")

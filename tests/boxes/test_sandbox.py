@@ -2,9 +2,13 @@
 
 import asyncio
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +16,19 @@ from typing import Any
 import pytest
 import uvloop
 
-from app.boxes import bubblewrap
+from app.boxes import bubblewrap, process
 from app.boxes.box import BoxRefused, End, Ended, Level, Limits, Standing
-from app.boxes.ownership import adopt
+from app.boxes.ownership import Identity, adopt, identity_for
 from app.boxes.sandbox import MAX_COMMAND_BYTES, Sandbox
+from app.boxes.temporary import temporary
+from app.boxes.usage import memory_of
+from app.boxes.workspaces import Workspaces
 from tests.boxes.outside import HELD, PYTHON, ROOT, a_nap, in_box, need, open_folder, own, running
 from tests.processes import alive, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LEVELS = list(Level)
+GUARDED = (Level.LANDLOCK, Level.NONE)  # whose temporary directory is one of the machine
 WAIT_S = 20.0
 
 
@@ -166,6 +174,119 @@ async def test_a_command_that_is_cancelled_while_it_starts_leaves_no_process(lev
     assert running(nap) == []
 
 
+@pytest.mark.spec("7.4", "5.7")
+@pytest.mark.case("B074")
+@pytest.mark.parametrize("level", LEVELS)
+async def test_a_command_that_is_cancelled_again_and_again_leaves_no_process(level: Level, workspace: Path) -> None:
+    if level is not Level.NONE:
+        need(level)
+    nap = a_nap()
+
+    async def cancelled_often(turns: int) -> None:
+        begun = asyncio.Event()
+        command = f"/bin/sleep {nap} & echo begun; /bin/sleep {nap}"
+        run = asyncio.create_task(
+            Sandbox().run_at(level, command, workspace, timeout_s=WAIT_S, output=lambda data: begun.set())
+        )
+        if turns > 2:  # the others while it starts
+            waiting = asyncio.create_task(begun.wait())
+            await asyncio.wait({run, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        while not run.done():
+            run.cancel()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    async with asyncio.timeout(WAIT_S * 2):
+        for turns in (1, 2, 3, 4, 5, 8):
+            await cancelled_often(turns)
+            assert running(nap) == []
+
+
+@pytest.mark.spec("7.3")
+@pytest.mark.parametrize("level", GUARDED)
+@pytest.mark.parametrize("broken_off", [False, True])
+async def test_a_temporary_directory_is_gone_after_the_call_whatever_is_in_it(
+    level: Level, broken_off: bool, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if level is not Level.NONE:
+        need(level)
+    temporary = workspace.parent / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    (workspace.parent / "kept").write_text("kept")
+    filling = (
+        "import os\nos.chdir(os.environ['TMPDIR'])\nfor n in range(1100): os.mkdir('d'); os.chdir('d')\n"
+        f"open('f', 'w').close(); os.symlink('{workspace.parent}', 'l')\nos.mkdir('c', 0o300); os.mkdir('c/in')"
+    )
+    command = f'{PYTHON} -c "{filling}"; echo filled; {"/bin/sleep 60" if broken_off else ""}'
+    filled, said = asyncio.Event(), bytearray()
+
+    def heard(data: bytes) -> None:
+        said.extend(data)
+        filled.set()
+
+    run = asyncio.create_task(Sandbox().run_at(level, command, workspace, timeout_s=WAIT_S * 2, output=heard))
+    async with asyncio.timeout(WAIT_S * 2):
+        waiting = asyncio.create_task(filled.wait())
+        await asyncio.wait({run, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if broken_off:
+            run.cancel()
+        await asyncio.wait({run})
+    assert run.cancelled() if broken_off else run.result()[0].code == 0
+    assert said == b"filled\n"
+    assert list(temporary.iterdir()) == []
+    assert (workspace.parent / "kept").read_text() == "kept"
+
+
+@pytest.mark.spec("7.3")
+async def test_the_server_removes_what_nobody_else_has_however_deep_it_is() -> None:
+    before = os.getcwd()
+    async with asyncio.timeout(WAIT_S), temporary(Identity(user=0, group=0, dropped=False)) as made:
+        os.chdir(made.path)
+        try:
+            for _ in range(1100):
+                os.mkdir("d")
+                os.chdir("d")
+        finally:
+            os.chdir(before)
+    assert not os.path.lexists(made.path)
+
+
+@pytest.mark.spec("7.3")
+@pytest.mark.parametrize("level", GUARDED)
+async def test_a_command_may_not_fill_the_disk_of_its_temporary_directory(
+    level: Level, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.stat("/dev/shm").st_dev == os.stat(workspace).st_dev:
+        pytest.skip("there is no second disk")
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+    filling = "for i in {1..5}; do head -c 40M /dev/zero > $TMPDIR/big$i; done; sleep 60"
+    how, _ = await ended(level, filling, workspace, disk_bytes=150 << 20)
+    assert how == Ended(end=End.DISK)
+
+
+@pytest.mark.spec("7.3")
+async def test_the_memory_of_a_command_is_counted_while_the_loop_goes_on(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, counted = asyncio.get_running_loop(), list[bool]()
+
+    def met_by_the_loop(top: int, most: int) -> int:
+        met = threading.Event()
+        loop.call_soon_threadsafe(met.set)
+        counted.append(met.wait(WAIT_S / 4))
+        return memory_of(top, most)
+
+    monkeypatch.setattr(process, "memory_of", met_by_the_loop)
+    how, _ = await ended(Level.NONE, "sleep 0.7", workspace)
+    assert how.code == 0
+    assert set(counted) == {True}
+
+
 SERVER = """
 import asyncio, sys
 from pathlib import Path
@@ -249,6 +370,21 @@ def test_all_of_this_holds_on_the_loop_that_the_service_runs_on(workspace: Path)
         runner.run(some())
 
 
+@pytest.mark.spec("7.3")
+async def test_programs_that_use_shared_memory_start_without_files_in_memory(workspace: Path) -> None:
+    """Through the bounded /dev/shm, which is another file system than /dev, where nothing can be made."""
+    code = (
+        "import multiprocessing, multiprocessing.shared_memory as s\n"
+        "m = s.SharedMemory(create=True, size=8); m.unlink()\n"
+        "with multiprocessing.Pool(2) as pool: print(sum(pool.map(abs, [-1, 2])))"
+    )
+    (workspace / "pool.py").write_text(code)
+    node = "node -e 'console.log(4)'" if shutil.which("node", path="/usr/bin:/bin") else "echo 4"
+    command = f"{PYTHON} pool.py; {node}; touch /dev/made 2>/dev/null || echo closed; echo x > /dev/null && echo open"
+    how, said = await ended(Level.FULL, command, workspace)
+    assert (how.end, said.split()) == (End.EXITED, ["3", "4", "closed", "open"]), said
+
+
 # ── whose files ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -265,19 +401,71 @@ async def test_roots_workspace_is_handed_over_only_below_the_root_of_workspaces(
         (root / "outside.txt").write_text("outside\n")
         os.link(root / "outside.txt", inside / "hard.txt")
         linked.symlink_to("/etc")
-        box, command = Sandbox(root=root), "id -u; echo new >> old.txt; echo x > made.txt; echo x >> hard.txt"
+        box, beneath = Sandbox(), Workspaces(root)
+        command = "id -u; echo new >> old.txt; echo x > made.txt; echo x >> hard.txt"
         said = bytearray()
-        _, identity = await box.run_at(level, command, inside, timeout_s=WAIT_S, output=said.extend)
+        _, identity = await box.run_at(level, command, inside, timeout_s=WAIT_S, output=said.extend, beneath=beneath)
         assert (identity.writes, said.decode().splitlines()[0]) == (True, "65534")
         assert ((inside / "old.txt").read_text(), (inside / "made.txt").read_text()) == ("old\nnew\n", "x\n")
         assert (root / "outside.txt").read_text() == "outside\n"
         assert (root / "outside.txt").stat().st_uid == 0
-        _, identity = await box.run_at(level, "echo x > here.txt", root, timeout_s=WAIT_S, output=said.extend)
+        _, identity = await box.run_at(
+            level, "echo x > here.txt", root, timeout_s=WAIT_S, output=said.extend, beneath=beneath
+        )
         assert (identity.writes, (root / "here.txt").exists(), root.stat().st_uid) == (False, False, 0)
         own(inside, 4321)
         said.clear()
-        await box.run_at(level, "id -u", inside, timeout_s=WAIT_S, output=said.extend)
+        await box.run_at(level, "id -u", inside, timeout_s=WAIT_S, output=said.extend, beneath=beneath)
         assert said == b"4321\n"
+
+
+@pytest.mark.spec("7.3")
+@pytest.mark.skipif(not ROOT, reason="matters only for root")
+def test_a_wide_workspace_is_handed_over_with_few_handles() -> None:
+    with open_folder() as root:
+        for number in range(200):
+            (root / f"{number}/a/b/c").mkdir(parents=True)
+        place = os.open(root, os.O_RDONLY)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (place + 20, before[1]))
+            identity_for(place, 4321, may_hand_over=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            os.close(place)
+        assert {path.stat().st_uid for path in (root, *root.rglob("*"))} == {4321}
+
+
+@pytest.mark.spec("7.3")
+@pytest.mark.skipif(not ROOT, reason="matters only for root")
+def test_a_workspace_for_which_the_handles_do_not_suffice_stays_roots() -> None:
+    with open_folder() as root:
+        (root / "/".join("d" * 60)).mkdir(parents=True)
+        place = os.open(root, os.O_RDONLY)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (place + 20, before[1]))
+            with pytest.raises(OSError, match="Too many open files"):
+                identity_for(place, 4321, may_hand_over=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            os.close(place)
+        assert root.stat().st_uid == 0
+
+
+@pytest.mark.spec("7.3")
+@pytest.mark.skipif(not ROOT, reason="matters only for root")
+async def test_a_workspace_that_could_not_be_handed_over_as_a_whole_runs_nothing_and_stays_roots() -> None:
+    with open_folder() as root:
+        deep = root / "workspace" / "/".join("d" * 150)
+        deep.mkdir(parents=True)
+        said, beneath = bytearray(), Workspaces(root)
+        with pytest.raises(BoxRefused, match="cannot be given to the user 65534: its directories are more than 128"):
+            await Sandbox().run_at(
+                Level.NONE, "echo run", root / "workspace", timeout_s=WAIT_S, output=said.extend, beneath=beneath
+            )
+        assert not said
+        assert (root / "workspace").stat().st_uid == 0
 
 
 ORDINARY = """

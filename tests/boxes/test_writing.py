@@ -234,3 +234,39 @@ def test_a_directory_that_becomes_a_link_in_the_moment_it_is_made_leads_nowhere(
     monkeypatch.setattr(os, "mkdir", swapped)
     with pytest.raises(NotThere):  # the directory outside is not even opened
         put(box, "made/new.txt")
+
+
+@pytest.mark.spec("7.3")
+def test_who_may_write_is_asked_about_the_directory_that_is_held_and_no_link_that_comes_later_changes_it(
+    box: Directory, tree: Path
+) -> None:
+    (tree / "b").mkdir()
+    asked: list[str | None] = []
+
+    def swapped(place: str | None) -> None:
+        asked.append(place)
+        (tree / "in_dir").unlink()
+        (tree / "in_dir").symlink_to("b")
+
+    with slot(box, "in_dir/new.txt", refuses=swapped) as place:
+        place.replace(b"new", place.state())
+    assert (asked, place.place) == (["a/new.txt"], "a/new.txt")
+    assert (tree / "a/new.txt").read_bytes() == b"new"
+    assert list((tree / "b").iterdir()) == []
+
+
+@pytest.mark.spec("7.3")
+def test_a_directory_that_was_removed_while_it_was_opened_takes_no_file(
+    box: Directory, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Directory.open_directory
+
+    def removed(self: Directory, path: str, *, follow: bool = True) -> int:
+        fd = opened(self, path, follow=follow)
+        (tree / "a" / "g.txt").unlink(missing_ok=True)
+        (tree / "a").rmdir()
+        return fd
+
+    monkeypatch.setattr(Directory, "open_directory", removed)
+    with pytest.raises(Changed, match="removed meanwhile"):
+        put(box, "a/new.txt", make=False)

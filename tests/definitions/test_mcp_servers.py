@@ -1,11 +1,14 @@
-"""MCP servers in definitions: names of configured ones grant, whether or not they are up; nothing starts one."""
+"""MCP servers in definitions: names of configured ones grant, up or not; trusted files bring some along."""
+
+from pathlib import Path
 
 import pytest
 
 from app.agent.definition import AgentDefinition, Source
-from app.agent.errors import InvalidRequest, Unsupported
-from app.definitions import Parsed, parse
-from app.definitions.mapping import from_mapping
+from app.agent.errors import InvalidRequest
+from app.definitions import Catalog, Parsed, parse
+from app.definitions.mapping import from_mapping, to_mapping
+from app.definitions.reading import NO_CHECKS, Checks
 from app.definitions.toolnames import BUILT_IN
 
 KNOWN = BUILT_IN | {"mcp__files", "mcp__time"}  # two servers are configured
@@ -13,8 +16,9 @@ KNOWN = BUILT_IN | {"mcp__files", "mcp__time"}  # two servers are configured
 INLINE = Source(kind="inline")
 
 
-def read(lines: str) -> Parsed:
-    return parse(f"---\nname: a\ndescription: d\n{lines}\n---\nbody", path="f.md", known_tools=KNOWN)
+def read(lines: str, trusted: bool = True, checks: Checks = NO_CHECKS) -> Parsed:
+    text = f"---\nname: a\ndescription: d\n{lines}\n---\nbody"
+    return parse(text, path="f.md", known_tools=KNOWN, trusted=trusted, checks=checks)
 
 
 def loaded(lines: str) -> AgentDefinition:
@@ -68,16 +72,78 @@ def test_a_server_of_which_single_tools_are_listed_is_not_granted_as_a_whole() -
 
 
 @pytest.mark.spec("10.5")
-def test_nothing_that_a_definition_says_starts_a_server() -> None:
-    parsed = read("mcpServers:\n  files:\n    command: evil\n  own: {command: evil}")
+def test_a_server_of_a_file_that_is_not_trusted_is_told_and_left_out_and_one_over_the_api_is_refused() -> None:
+    parsed = read("tools: Read, mcp__own__x\nmcpServers:\n  files:\n    command: evil\n  own: {command: evil}", False)
     assert parsed.definition is not None
-    assert parsed.definition.mcp_servers == ("files",)
-    assert [problem.message.partition(":")[0] for problem in parsed.problems] == [
-        "mcpServers",
-        "no MCP server of this name is configured",
-    ]
+    assert (parsed.definition.mcp_servers, parsed.definition.own_servers) == (("files",), ())
+    assert parsed.definition.tools == ("read_file",)
+    configured, refused, tool = parsed.problems
+    assert "that one is used" in configured.message
+    assert ("trusted_agents" in refused.message, refused.line, refused.key) == (True, 5, "mcpServers")
+    assert "no MCP server of this name is configured: mcp__own__x" in tool.message
     given = {"name": "a", "description": "d", "prompt": "p"}
-    with pytest.raises(Unsupported):
-        from_mapping({**given, "mcpServers": {"files": {"command": "evil"}}}, source=INLINE, known_tools=KNOWN)
-    with pytest.raises(InvalidRequest):
-        from_mapping({**given, "mcpServers": ["own"]}, source=INLINE, known_tools=KNOWN)
+    for value in ({"files": {"command": "evil"}}, [{"own": {"command": "evil"}}], ["own"]):
+        with pytest.raises(InvalidRequest):
+            from_mapping({**given, "mcpServers": value}, source=INLINE, known_tools=KNOWN)
+
+
+@pytest.mark.spec("7.7", "10.1")
+def test_a_file_brings_servers_along_and_may_name_their_tools_before_or_after() -> None:
+    own = "mcpServers:\n  - files\n  - own: {command: sh, env: {PORT: 80, OFF: }, timeout_ms: 300}"
+    for lines in (f"tools: Read, mcp__own__x\n{own}", f"{own}\ntools: [Read, mcp__own__x]"):
+        definition = loaded(lines)
+        assert definition.tools == ("read_file", "mcp__own__x")
+        assert definition.mcp_servers == ("files",), "of the other single tools are listed"
+        (server,) = definition.own_servers
+        assert (server.name, dict(server.entry)) == (
+            "own", {"command": "sh", "env": {"PORT": "80"}, "timeout_ms": "300"},
+        )  # fmt: skip
+    whole = loaded(own)
+    assert (whole.tools, whole.mcp_servers) == (None, ("files", "own"))
+    assert "mcp__own" in (loaded(f"tools: '*'\n{own}").tools or ())
+
+
+@pytest.mark.spec("7.7")
+def test_a_server_that_cannot_be_begun_is_told_with_its_line_and_left_out() -> None:
+    checks = Checks(server=lambda server: f"{server.name} needs a command")
+    parsed = read("color: red\nmcp_config: {own: {comand: sh}, odd: 5}", checks=checks)
+    assert parsed.definition is not None
+    assert (parsed.definition.mcp_servers, parsed.definition.own_servers) == ((), ())
+    assert [(p.line, p.message) for p in parsed.problems] == [
+        (5, "mcp_config.own: own needs a command; it is left out"),
+        (5, "mcp_config.odd must be a map with a command or a url, not '5'; it is left out"),
+    ]
+
+
+@pytest.mark.spec("10.1")
+@pytest.mark.parametrize("value", ["[[files]]", "[{own: {command: a}}, {own: {command: b}}]"])
+def test_what_names_no_server_or_two_of_one_name_is_an_error(value: str) -> None:
+    assert read(f"mcpServers: {value}").definition is None
+
+
+@pytest.mark.spec("10.1")
+def test_the_names_of_servers_come_back_from_what_was_stored() -> None:
+    given = {"name": "a", "description": "d", "mcpServers": ["files"]}
+    definition = from_mapping(given, source=INLINE, known_tools=KNOWN)
+    assert definition.mcp_servers == ("files",)
+    assert from_mapping(to_mapping(definition), source=INLINE) == definition
+
+
+@pytest.mark.spec("7.7", "10.3")
+def test_of_two_files_that_bring_different_servers_of_one_name_the_later_one_has_none(tmp_path: Path) -> None:
+    for place, name, command in (("x", "first", "one"), ("x", "same", "one"), ("y", "later", "two")):
+        (tmp_path / place).mkdir(exist_ok=True)
+        head = f"name: {name}\ndescription: d\ntools: mcp__own__t, Read\nmcpServers: {{own: {{command: {command}}}}}"
+        (tmp_path / place / f"{name}.md").write_text(f"---\n{head}\n---\nbody")
+    catalog = Catalog([tmp_path / "x", tmp_path / "y"], library=None, trusted=True)
+    catalog.reload()
+    assert [(own.name, dict(own.entry)) for own in catalog.own_servers] == [("own", {"command": "one"})]
+    found = {agent.name: [own.name for own in agent.own_servers] for agent in catalog.report("t").agents}
+    assert found == {"first": ["own"], "same": ["own"], "later": []}
+    (told,) = catalog.report("t").problems
+    assert (Path(told.path).name, told.line, "agent 'first'" in told.message) == ("later.md", 5, True)
+    (tmp_path / "x" / "first.md").unlink()
+    (tmp_path / "x" / "same.md").unlink()
+    catalog.reload()
+    assert [dict(own.entry) for own in catalog.own_servers] == [{"command": "two"}]
+    assert catalog.report("t").problems == ()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.agent.definition import AgentMode
+from app.agent.definition import AgentMode, OwnHook, OwnServer
 from app.agent.errors import InvalidRequest, Unsupported
 from app.agent.permission_rules import Verdict
 from app.agent.policy import BudgetLimits
@@ -28,6 +28,20 @@ CARRIED_OUT: list[tuple[str, str, Any]] = [
     ("temperature: 0.5", "temperature", 0.5),
     ("skills: pdf, tables", "skills", ("pdf", "tables")),
     ("skills: [pdf, tables]", "skills", ("pdf", "tables")),
+    (
+        "hooks: {PreToolUse: [{matcher: Bash, hooks: [{type: command, command: ./look.sh, timeout: 5}]}]}",
+        "hooks",
+        (OwnHook(label="PreToolUse/1", point="PreToolUse", matcher="Bash", command="./look.sh", timeout_s=5.0),),
+    ),
+    *(
+        (f"{key}: {form}", "own_servers", (OwnServer(name="a", entry={"command": "sh", "args": ["-c", "1"]}),))
+        for key in ("mcpServers", "mcp_config")
+        for form in (
+            "{a: {command: sh, args: [-c, 1]}}",
+            "[{a: {command: sh, args: [-c, 1]}}]",
+            "{mcpServers: {a: {command: sh, args: [-c, 1]}}}",
+        )
+    ),
 ]
 METADATA = ["color: red", "hidden: true", "emoji: x", "vibe: calm", "author: me", "version: 2", "category: a"]
 NOT_CARRIED_OUT = {
@@ -38,8 +52,6 @@ NOT_CARRIED_OUT = {
     "memory: project": "session_mode: reuse_session",
     "background: true": "not carried out yet",
     "detached: true": "not carried out yet",
-    "hooks: {PreToolUse: [x]}": "not carried out yet",
-    "mcp_config: {a: {command: sh}}": "not carried out yet",
     "permissionMode: acceptEdits": "grants nothing here",
     "permissionMode: auto": "grants nothing here",
     "permissionMode: bypassPermissions": "grants nothing here",
@@ -128,7 +140,7 @@ def test_over_the_api_what_grants_nothing_is_refused_and_what_narrows_is_taken()
     assert from_mapping(to_mapping(plan), source=source) == plan
     skilled = from_mapping({**base, "skills": ["pdf"]}, source=source)
     assert from_mapping(to_mapping(skilled), source=source) == skilled
-    for key, value in {"permissionMode": "bypassPermissions", "hooks": {"Stop": [1]}, "top_p": 0.5}.items():
+    for key, value in {"permissionMode": "bypassPermissions", "top_p": 0.5}.items():
         with pytest.raises(Unsupported):
             from_mapping({**base, key: value}, source=source)
     with pytest.raises(InvalidRequest, match="disable"):

@@ -180,6 +180,7 @@ def own_things(folder: Path, tools: Iterable[str], hooks: Iterable[dict[str, Any
     entries = [{"kind": "function", "path": f"operated:{hook['name']}", **hook} for hook in hooks]
     return {
         "PYTHONPATH": f"{ROOT}:{folder}",
+        "SUBAGENTD_TOOLS__WITHOUT": json.dumps(["write_file", "edit_file", "web_fetch"]),
         "SUBAGENTD_TOOLS__FUNCTIONS": json.dumps([f"operated:{name}" for name in tools]),
         "SUBAGENTD_HOOKS__ENTRIES": json.dumps(entries),
     }

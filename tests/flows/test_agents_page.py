@@ -1,5 +1,6 @@
 """The examples of docs/agents.md are carried out."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,6 @@ async def test_the_settings_and_the_skill_of_the_page_work(tmp_path: Path) -> No
         assert agents["broken"] == []
         told = [Path(warning["path"]).stem for warning in agents["warnings"] if "trusted_agents" in warning["message"]]
         assert told == ["theirs"]
+        assert skills["items"][0]["folder"] == "…/skills/release-notes"
+        assert [item["source"]["path"] for item in agents["items"] if item["name"] == "ours"] == ["…/agents/ours.md"]
+        assert str(tmp_path) not in json.dumps([skills, agents]), "how the disk is laid out is shown to nobody"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from app.client import Client
 from app.settings_mcp import Mcp
 from app.wiring_mcp import server_of
 from tests.flows.test_hooks import guard
+from tests.processes import until
 from tests.service import ROOT, WAIT_S, Service, agent, events_of, finished, script, serving
 from tests.tools.mcp_world import PROGRAM, alive
 
@@ -51,6 +52,10 @@ agents:
     turns:
       - {calls: [{tool: mcp__ours__slow, arguments: {}}]}
       - {text: "Patient: {{ result[-1] }}"}
+  - when: {system_contains: "You are hurried"}
+    turns:
+      - {calls: [{tool: mcp__brief__slow, arguments: {}}]}
+      - {text: "Hurried: {{ result[-1] }}"}
   - when: {system_contains: "You are watched"}
     turns:
       - {calls: [{tool: mcp__ours__count, arguments: {}}]}
@@ -66,10 +71,15 @@ TREE = {
 }
 
 
-def entry(folder: Path, **fields: Any) -> dict[str, Any]:
+def order(name: str, tools: Sequence[str] = ("mcp__ours",)) -> dict[str, Any]:
+    """A run of one agent that has these tools."""
+    return {"agent": name, "agents": [agent(name, mode="all", tools=list(tools))], "input": "go"}
+
+
+def entry(folder: Path, name: str = "ours", **fields: Any) -> dict[str, Any]:
     """Our server in the settings."""
-    (folder / "ours").mkdir(exist_ok=True)
-    environment = {"MCP_TEST": str(folder / "ours"), "PYTHONPATH": str(ROOT)}
+    (folder / name).mkdir(exist_ok=True)
+    environment = {"MCP_TEST": str(folder / name), "PYTHONPATH": str(ROOT)}
     return {"command": sys.executable, "args": [PROGRAM], "env": environment, **fields}
 
 
@@ -86,14 +96,12 @@ async def running(
     """A service with MCP servers; nothing of them may be left."""
     async with serving(folder, env=environment(folder, servers, **env)) as service, service.client() as client:
         yield service, client
-    pid = folder / "ours" / "pid"
-    assert not pid.exists() or not alive(int(pid.read_text()))
+    assert not [pid for pid in folder.glob("*/pid") if alive(int(pid.read_text()))]
 
 
 async def run_of(client: Client, name: str, **fields: Any) -> dict[str, Any]:
     """A finished run of one agent that has our server."""
-    body = {"agent": name, "agents": [agent(name, mode="all", tools=["mcp__ours"])], "input": "go", **fields}
-    started = await client.request("POST", "/v1/runs", body)
+    started = await client.request("POST", "/v1/runs", {**order(name), **fields})
     return await finished(client, started["id"])
 
 
@@ -112,33 +120,8 @@ async def results(client: Client, session_id: str) -> list[dict[str, Any]]:
 async def state(client: Client, name: str, wanted: str) -> None:
     """Wait until a server is so."""
     async with asyncio.timeout(WAIT_S):
-        while (await client.request("GET", "/readyz"))["mcp"][name] != wanted:
-            await asyncio.sleep(0.02)
-
-
-@pytest.mark.spec("7.7", "8.4")
-async def test_parent_child_and_grandchild_use_one_server_and_an_approval_holds_for_one_call_each(
-    tmp_path: Path,
-) -> None:
-    rules = {"SUBAGENTD_PERMISSIONS__RULES__ASK": '["mcp__ours"]'}
-    async with running(tmp_path, **rules) as (_, client):
-        started = await client.request("POST", "/v1/runs", TREE)
-        asked = 0
-        async with asyncio.timeout(WAIT_S):
-            async for frame in client.events(f"/v1/sessions/{started['session_id']}/events"):
-                if frame.type == "permission.requested":
-                    asked += 1
-                    await client.request(
-                        "POST", f"/v1/permissions/{frame.data['data']['approval_id']}", {"decision": "allow_once"}
-                    )
-                if frame.type == "run.completed" and frame.data["run_id"] == started["id"]:
-                    break
-        run = await finished(client, started["id"])
-        assert "Lead: " in run["output"]
-        assert "Worker: from the grandchild" in run["output"]
-        assert asked == 3
-    calls = (tmp_path / "ours" / "calls").read_text().splitlines()
-    assert calls == ["started", "echo from the lead", "echo from the child", "echo from the grandchild"]
+        while (await client.request("GET", "/v1/tools"))["mcp"][name] != wanted:
+            await asyncio.sleep(0.02)  # no event tells of it
 
 
 @pytest.mark.case("B098")
@@ -156,77 +139,6 @@ async def test_a_hook_that_blocks_a_servers_tool_blocks_it_in_children_too(tmp_p
     assert {line["tool_name"] for line in lines if line["hook_event_name"] == "PreToolUse"} == {"mcp__ours__echo"}
 
 
-@pytest.mark.case("B031")
-async def test_two_approvals_in_two_turns_give_one_result_each(tmp_path: Path) -> None:
-    rules = {"SUBAGENTD_PERMISSIONS__RULES__ASK": '["mcp__ours__echo"]'}
-    async with running(tmp_path, **rules) as (_, client):
-        body = {"agent": "twice", "agents": [agent("twice", mode="all", tools=["mcp__ours"])], "input": "go"}
-        started = await client.request("POST", "/v1/runs", body)
-        ids = []
-        async with asyncio.timeout(WAIT_S):
-            async for frame in client.events(f"/v1/sessions/{started['session_id']}/events"):
-                if frame.type == "permission.requested":
-                    ids.append(frame.data["data"]["call_id"])
-                    approval = frame.data["data"]["approval_id"]
-                    await client.request("POST", f"/v1/permissions/{approval}", {"decision": "allow_once"})
-                if frame.type == "run.completed":
-                    break
-        found = await results(client, started["session_id"])
-        assert [(r["call_id"], r["content"], r["status"]) for r in found] == [
-            (ids[0], "one", "ok"),
-            (ids[1], "two", "ok"),
-        ]
-    assert (tmp_path / "ours" / "calls").read_text().splitlines() == ["started", "echo one", "echo two"]
-
-
-@pytest.mark.spec("7.7")
-async def test_a_server_that_dies_in_a_call_is_back_in_the_same_run(tmp_path: Path) -> None:
-    async with running(tmp_path) as (_, client):
-        run = await run_of(client, "unlucky")
-        assert run["output"] == "Unlucky: it is back"
-        crash, echo = await results(client, run["session_id"])
-        assert crash["status"] == "error"
-        assert "stopped during this call and is being restarted" in crash["content"]
-        assert echo["status"] == "ok"
-
-
-@pytest.mark.spec("7.1", "7.4")
-async def test_a_call_has_a_time_limit_and_a_cancelled_run_cancels_it_at_the_server(tmp_path: Path) -> None:
-    calls = tmp_path / "ours" / "calls"
-    async with running(tmp_path, {"ours": entry(tmp_path, timeout_ms=300)}) as (_, client):
-        run = await run_of(client, "patient")
-        assert run["output"] == "Patient: mcp__ours__slow did not finish within 300 ms and was stopped."
-    assert calls.read_text().splitlines() == ["started", "slow ", "slow ended"]
-    calls.unlink()
-    async with running(tmp_path, {"ours": entry(tmp_path)}) as (_, client):
-        body = {"agent": "patient", "agents": [agent("patient", mode="all", tools=["mcp__ours"])], "input": "go"}
-        started = await client.request("POST", "/v1/runs", body)
-        async with asyncio.timeout(WAIT_S):
-            while not calls.exists() or "slow " not in calls.read_text().splitlines():
-                await asyncio.sleep(0.02)
-        await client.request("POST", f"/v1/runs/{started['id']}/cancel")
-        assert (await finished(client, started["id"]))["status"] == "cancelled"
-        async with asyncio.timeout(WAIT_S):
-            while "slow ended" not in calls.read_text().splitlines():
-                await asyncio.sleep(0.02)
-
-
-@pytest.mark.spec("11.4")
-async def test_progress_of_a_servers_tool_is_in_the_stream(tmp_path: Path) -> None:
-    async with running(tmp_path) as (_, client):
-        body = {"agent": "watched", "agents": [agent("watched", mode="all", tools=["mcp__ours__count"])]}
-        started = await client.request("POST", "/v1/runs", {**body, "input": "go"})
-        said = ""
-        async with asyncio.timeout(WAIT_S):
-            async for frame in client.events(f"/v1/sessions/{started['session_id']}/events"):
-                if frame.type == "tool.progress":
-                    said += frame.data["text"]
-                if frame.type == "run.completed":
-                    break
-        assert said.startswith("1/3 step 1\n")
-        assert said.endswith("3/3 step 3\n")
-
-
 @pytest.mark.case("B203")
 async def test_servers_that_are_down_delay_nothing_and_are_named_to_whoever_misses_their_tools(tmp_path: Path) -> None:
     (tmp_path / "ours").mkdir()
@@ -239,7 +151,8 @@ async def test_servers_that_are_down_delay_nothing_and_are_named_to_whoever_miss
     async with running(tmp_path, servers) as (service, client):
         ready = await client.request("GET", "/readyz")
         assert ready["ready"] is True
-        assert set(ready["mcp"]) == {"ours", "gone", "refused"}
+        assert sum(ready["mcp"].values()) == 3
+        assert "gone" not in ready["mcp"], "whoever has no key is told no names"
         await state(client, "ours", "down")
         reads = agent("twice", mode="all", tools=["mcp__ours", "glob"])  # without any tool a model is not heard
         run = await run_of(client, "twice", agents=[reads])
@@ -248,6 +161,7 @@ async def test_servers_that_are_down_delay_nothing_and_are_named_to_whoever_miss
         assert "goes without mcp__ours (the MCP server ours is down)" in service.log
         await state(client, "gone", "down")
         await state(client, "refused", "down")
+        assert (await client.request("GET", "/readyz"))["mcp"] == {"down": 3}
 
 
 @pytest.mark.spec("7.7", "8.5")
@@ -275,23 +189,6 @@ async def test_a_tool_that_changed_while_the_service_was_away_is_asked_about_unt
     async with running(tmp_path, **rule) as (_, client):
         await state(client, "ours", "up")
         assert (await run_of(client, "twice"))["output"] == "Twice: two"
-
-
-async def test_secrets_of_servers_are_put_in_from_the_environment_and_shown_nowhere(tmp_path: Path) -> None:
-    given = entry(tmp_path)
-    given["env"] = {**given["env"], "WORD": "${OUR_WORD}"}
-    env = environment(tmp_path, {"ours": given}, OUR_WORD="swordfish-and-chips")
-    async with serving(tmp_path, env=env) as service, service.client() as client:
-        await state(client, "ours", "up")
-        pid = int((tmp_path / "ours" / "pid").read_text())
-        assert b"WORD=swordfish-and-chips" in Path(f"/proc/{pid}/environ").read_bytes()
-    shown = subprocess.run(
-        [sys.executable, "-m", "app", "settings"], env={**os.environ, **env}, cwd=tmp_path, capture_output=True,
-        text=True, check=True,
-    ).stdout  # fmt: skip
-    assert "mcp.servers.ours.env.WORD" in shown
-    assert "swordfish" not in shown + service.log
-    assert "${OUR_WORD}" not in shown
 
 
 def test_the_example_of_the_page_can_be_used() -> None:
@@ -344,9 +241,7 @@ async def test_a_service_that_is_killed_leaves_no_server_behind(tmp_path: Path) 
     pid = int((tmp_path / "ours" / "pid").read_text())
     await service.kill()
     try:
-        async with asyncio.timeout(WAIT_S):
-            while alive(pid):
-                await asyncio.sleep(0.02)
+        await until(lambda: not alive(pid))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from app.client import Client
@@ -60,6 +61,20 @@ async def test_each_request_and_reply_is_an_artifact_without_secrets(tmp_path: P
     assert replies[0]["reasoning"] == "hm, [masked]"
     assert replies[0]["tool_calls"][0]["name"] == "glob"
     assert (replies[-1]["text"], replies[-1]["usage"]["input_tokens"]) == ("It is [masked].", 7)
+
+
+@pytest.mark.spec("12.8", "11.6")
+async def test_what_is_kept_is_served_as_json_and_its_event_is_described(tmp_path: Path) -> None:
+    env = {**script(tmp_path, PLAY), "SUBAGENTD_DEBUG__RECORD_MODEL_IO": "true"}
+    async with serving(tmp_path, env=env) as service, service.client() as client, aiohttp.ClientSession() as plain:
+        first, *_ = await recorded(client)
+        async with plain.get(f"{service.url}/v1/artifacts/{first['data']['request']}") as answer:
+            assert answer.content_type == "application/json"
+            assert answer.headers["Content-Disposition"] == f'attachment; filename="{first["data"]["request"]}.json"'
+        described = (await client.request("GET", "/v1/events/schema"))["events"]["model.recorded"]
+        assert (described["durable"], described["schema"]["required"]) == (True, ["model", "request"])
+        path = (await client.request("GET", "/openapi.json"))["paths"]["/v1/artifacts/{artifact_id}"]
+        assert path["get"]["responses"]["200"]["content"].keys() == {"text/plain", "application/json"}
 
 
 @pytest.mark.spec("12.8")

@@ -99,8 +99,9 @@ async def test_every_route_with_the_ids_of_one_tenant_and_the_key_of_another_ans
 ) -> None:
     env = {**script(tmp_path, PLAY), **SMALL, "SUBAGENTD_KEY": ROOT_KEY}
     async with serving(tmp_path, env=env) as service:
+        (service.folder / "workspace.tenants" / "b").mkdir(parents=True)
         for number in range(60):
-            (service.workspace / f"a name of some length {number}").touch()
+            (service.folder / "workspace.tenants" / "b" / f"a name of some length {number}").touch()
         scopes = ("run", "read", "approve", "admin")
         key_a, key_b = await key_of(service, "a", *scopes), await key_of(service, "b", *scopes)
         async with service.client(key_b) as client:

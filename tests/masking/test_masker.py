@@ -1,6 +1,7 @@
 """A known secret is seen in no text, whole or in pieces, and masking breaks nothing else."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -149,15 +150,38 @@ def test_without_secrets_nothing_is_held_back() -> None:
 
 
 @pytest.mark.spec("12.6")
-def test_the_environments_secrets_are_found_by_name_and_paths_are_left_alone() -> None:
+def test_the_environments_secrets_are_found_by_name_and_paths_are_left_alone(tmp_path: Path) -> None:
     environment = {
         "OPENAI_API_KEY": "sk-0123456789",
         "DB_PASSWORD": "correct horse",
         "GITHUB_TOKEN": "ghp_abcdefgh",
         "SSL_KEY_FILE": "secrets/tls.key",
         "TOKEN_PATH": "var/run/token",
-        "SIGNING_KEY": "/etc/keys/signing",
+        "SIGNING_KEY": str(tmp_path),
+        "STORAGE_KEY": "/9j4AAQSkZJRgABAQAAAQ==",  # Base64 begins so, too
         "USE_TOKENS": "true",
         "HOME": "a-long-home-directory",
     }
-    assert secret_values(environment) == ["sk-0123456789", "correct horse", "ghp_abcdefgh"]
+    assert secret_values(environment) == ["sk-0123456789", "correct horse", "ghp_abcdefgh", "/9j4AAQSkZJRgABAQAAAQ=="]
+
+
+def test_a_secret_that_is_learnt_later_is_masked_from_then_on_in_texts_payloads_and_pieces() -> None:
+    masker = ValueMasker(["first-secret"])
+    told = {"text": "a first-secret and a later-secret"}
+    assert masker.json(encode(told)) == encode({"text": f"a {MASK} and a later-secret"})
+    masker.learn(["later-secret", "x"])
+    assert masker.json(encode(told)) == encode({"text": f"a {MASK} and a {MASK}"})
+    assert masker.text("later-secret, first-secret, x") == f"{MASK}, {MASK}, x"
+    stream = masker.stream()
+    assert stream is not None
+    assert stream.feed("it is later-") + stream.feed("secret!") + stream.flush() == f"it is {MASK}!"
+    before = masker.values
+    masker.learn(["later-secret"])
+    assert masker.values is before, "nothing new is no work"
+
+
+def test_a_masker_without_secrets_learns_its_first_one() -> None:
+    masker = ValueMasker()
+    assert masker.stream() is None
+    masker.learn(["later-secret"])
+    assert masker.text("a later-secret") == f"a {MASK}"

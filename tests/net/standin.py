@@ -21,6 +21,7 @@ PUBLIC = "93.184.216.34"
 PUBLIC_TOO = "151.101.1.69"
 PUBLIC_V6 = "2606:2800:220:1::1"
 WAIT_S = 20.0
+TRIES = 20  # to find a port that is free on both addresses
 
 Answer = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -150,12 +151,27 @@ async def net(**names: Any) -> AsyncIterator[Net]:
     async with contextlib.AsyncExitStack() as stack:
         for address, site in made.sites.items():
             await stack.enter_async_context(_listening(site, "::1" if ":" in address else "127.0.0.1"))
-        await stack.enter_async_context(_listening(made.trap, "127.0.0.1"))
-        made.port = made.trap.where[1]
-        await stack.enter_async_context(_listening(made.trap_v6, "::1", made.port))
+        made.port = await _trapped(stack, made)
         for site in (made.trap, made.trap_v6):
             site.answers["/"] = page(b"INNER MARKER", kind="text/plain")
         yield made
+
+
+async def _trapped(stack: contextlib.AsyncExitStack, made: Net) -> int:
+    """The port at which both traps listen: one that is free on one address may be taken on the other."""
+    for tried in range(1, TRIES + 1):
+        async with contextlib.AsyncExitStack() as both:
+            await both.enter_async_context(_listening(made.trap, "127.0.0.1"))
+            port = made.trap.where[1]
+            try:
+                await both.enter_async_context(_listening(made.trap_v6, "::1", port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or tried == TRIES:
+                    raise
+                continue
+            stack.push_async_exit(both.pop_all())
+            return port
+    raise AssertionError("the last try returns or raises")
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from app.agent.approvals import AnswerKind
+from app.boxes.workspaces import Workspaces
 from app.definitions.reader import DefinitionReader
 from app.sessions.explaining import CallQuestion, Explaining
 from app.sessions.feed import View
@@ -28,7 +29,8 @@ def explaining(w: World) -> Explaining:
     parts = w.supervisor.equipment._parts
     reader = DefinitionReader(frozenset(parts.tools), lambda tenant: frozenset())
     return Explaining(
-        sessions=w.sessions, inbox=w.inbox, roster=parts.roster, opening=Opening(reader, w.folder / "workspace"),
+        sessions=w.sessions, inbox=w.inbox, roster=parts.roster,
+        opening=Opening(reader, Workspaces(w.folder / "workspace")), hides=lambda: False,
         reader=reader, tools=parts.tools, parser=w.asking.parser, resolver=w.asking.resolver, agent="lead",
     )  # fmt: skip
 

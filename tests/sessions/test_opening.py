@@ -13,6 +13,7 @@ from app.agent.errors import InvalidRequest
 from app.agent.policy import BudgetLimits, FilterRef, OnProblem, PolicyFields, Reaction
 from app.agent.runs import Session
 from app.agent.texts import CHINESE, DEFAULT
+from app.boxes.workspaces import Workspaces
 from app.definitions import Catalog
 from app.definitions.reader import DefinitionReader
 from app.definitions.toolnames import BUILT_IN
@@ -50,7 +51,7 @@ def catalog() -> Catalog:
 
 def opening(root: Path, agents: Catalog | None = None) -> Opening:
     """Makes sessions of the library's agents and the tenant's."""
-    return Opening(DefinitionReader(BUILT_IN, (agents or catalog()).tool_names), root)
+    return Opening(DefinitionReader(BUILT_IN, (agents or catalog()).tool_names), Workspaces(root))
 
 
 def row_of(session: Session, given: SessionInput) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def test_another_tenants_agent_is_no_tool_here(tmp_path: Path) -> None:
 @pytest.mark.spec("5.9")
 def test_a_session_without_words_of_its_own_has_the_services(tmp_path: Path) -> None:
     words = DEFAULT.replaced({"digest": "Ours:"})
-    door = Opening(DefinitionReader(BUILT_IN), tmp_path, words)
+    door = Opening(DefinitionReader(BUILT_IN), Workspaces(tmp_path), words)
     assert door.new("t", SessionInput(), None).texts == words
     own = door.new("t", SessionInput(texts={"heading": "H"}), None)
     assert own.texts == words.replaced({"heading": "H"})

@@ -5,15 +5,17 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app.agent.tools import Tool, ToolContext, ToolResult, ToolShelf
+from app.masking import ValueMasker
 from app.tools.mcp_config import McpServer
 from app.tools.mcp_pins import Forgetful, Pins
 from app.tools.mcp_servers import McpServers, Owner
+from tests.processes import until
 from tests.service import ROOT
 
 WAIT_S = 20.0
@@ -55,9 +57,7 @@ class Standing:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait until something is so."""
-        async with asyncio.timeout(WAIT_S):
-            while not true():
-                await asyncio.sleep(0.01)
+        await until(true)
 
 
 def config(folder: Path, name: str = "ours", **fields: Any) -> McpServer:
@@ -69,11 +69,11 @@ def config(folder: Path, name: str = "ours", **fields: Any) -> McpServer:
 
 @contextlib.asynccontextmanager
 async def standing(
-    folder: Path, *, pins: Pins | None = None, settle: bool = True, **fields: Any
+    folder: Path, *, pins: Pins | None = None, settle: bool = True, secrets: Sequence[str] = (), **fields: Any
 ) -> AsyncIterator[Standing]:
     """A running server; afterwards nothing of it may be left."""
     shelf = ToolShelf()
-    servers = McpServers(shelf, pins or Forgetful(), first_pause_s=0.02)
+    servers = McpServers(shelf, pins or Forgetful(), masker=ValueMasker(secrets), first_pause_s=0.02)
     owner = servers.add(config(folder, **fields))
     found = Standing(folder, shelf, servers, owner)
     try:

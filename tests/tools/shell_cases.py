@@ -871,6 +871,15 @@ ls ␛[31m
 # What must be stopped although nothing else is denied than what stands before it, and nothing else asked.
 DENIED = {
     "Bash(rm *)": """
+GIT_PAGER='rm x' git -p log
+GIT_SSH_COMMAND="rm x" git fetch
+GIT_EDITOR='rm x' git commit
+GIT_EXTERNAL_DIFF='rm x' git diff
+LESSOPEN='|rm x' less a
+RSYNC_RSH='rm x' rsync a b:c
+GIT_CONFIG_VALUE_0='!rm x' git x
+env GIT_PAGER='rm x' git log
+export GIT_PAGER='rm x'; git -p log
 bash -c -e 'rm x'
 bash -ce -- 'rm x'
 sh -c -- 'rm x'
@@ -952,6 +961,8 @@ git --work-tree=x push x
 foo git push
 """,
     "Read(./secrets/**), Read(./docs/secret/**)": """
+GIT_PAGER='cat secrets/key' git log
+export EDITOR='vim secrets/key'; git commit
 cat *
 cat ./*
 head -- *

@@ -68,6 +68,23 @@ async def test_the_plain_text_of_a_page_comes_where_its_readable_part_cannot_be_
     assert "the program that takes texts out of pages" in caplog.text or "stdin.close" in command[-1]
 
 
+@pytest.mark.spec("7.3", "12.6")
+async def test_the_url_of_a_page_is_on_no_command_line(web: Web) -> None:
+    shows = program("import sys; print('arguments', sys.argv[1:], 'first line', sys.stdin.readline())")
+    web.net.sites[PUBLIC].answers["/?key=in-the-url"] = page(ARTICLE)
+    result = await tool_in(web.net, Extraction(command=shows)).call({"url": URL + "?key=in-the-url"}, web.context)
+    assert f"arguments [] first line {URL}?key=in-the-url" in result.content
+
+
+@pytest.mark.spec("7.3")
+async def test_links_of_a_page_begin_at_its_host(web: Web) -> None:
+    words = " ".join(["It tells of many things, one after another, at length."] * 20)
+    body = f'<article><h1>Title</h1><p>{words} <a href="/next.html">the next page</a> {words}</p></article>'
+    web.net.sites[PUBLIC].answers["/a/b.html"] = page(body.encode())
+    result = await web.tool.call({"url": URL + "a/b.html"}, web.context)
+    assert f"({URL}next.html)" in result.content
+
+
 @pytest.mark.spec("7.3", "7.4")
 async def test_a_page_that_keeps_its_reader_busy_holds_up_nobody_and_a_cancelled_call_ends_it(web: Web) -> None:
     came, left = asyncio.Event(), asyncio.Event()
@@ -102,9 +119,7 @@ async def test_the_program_that_reads_pages_is_bounded_by_itself() -> None:
         "except ValueError: pass\n"
         "print(resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_CPU)[0])\n"
     )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-c", code, "http://page.example/", stdout=asyncio.subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-I", "-c", code, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(WAIT_S):
         told, _ = await process.communicate()
     assert told.split() == [b"%d" % extraction_child.MEMORY_BYTES, b"%d" % extraction_child.CPU_S]

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from app.agent.errors import ToolError
 from app.agent.tools import ToolContext, ToolShelf
+from app.masking import ValueMasker
 from app.tools.mcp_config import McpServer
 from app.tools.mcp_pins import Forgetful
 from app.tools.mcp_servers import McpServers, State
@@ -99,7 +100,7 @@ async def over_http(folder: Path) -> AsyncIterator[tuple[Standing, Program, Prox
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", proxy.own).start()
     shelf = ToolShelf()
-    servers = McpServers(shelf, Forgetful(), first_pause_s=0.02)
+    servers = McpServers(shelf, Forgetful(), masker=ValueMasker(), first_pause_s=0.02)
     url = f"http://127.0.0.1:{proxy.own}/mcp"
     owner = servers.add(McpServer(name="ours", url=url, headers={"Authorization": "Bearer a secret"}))
     try:
@@ -138,6 +139,9 @@ async def test_a_server_that_went_away_and_came_back_is_used_again(tmp_path: Pat
     async with over_http(tmp_path) as (ours, program, _):
         await ours.call("count", context)
         assert ours.shown[-1] == "3/3 step 3\n"
+        assert (await ours.call("parts", context, text="2000")).content.endswith(
+            "[… 1,000 more parts of this answer left out …]"
+        )
         await program.kill()
         with pytest.raises(ToolError, match="The MCP server ours"):
             await ours.call("echo", context, text="gone")

@@ -7,10 +7,12 @@ import pytest
 
 from app.agent.errors import ToolError
 from app.agent.tools import ToolContext, ToolShelf
+from app.masking import ValueMasker
 from app.tools import mcp_stdio
 from app.tools.mcp_names import tool_name
 from app.tools.mcp_pins import ADDED, CHANGED, Forgetful
 from app.tools.mcp_servers import McpServers, State
+from tests.processes import until
 from tests.tools.mcp_world import WAIT_S, alive, config, standing
 
 
@@ -146,7 +148,7 @@ async def test_a_command_that_is_none_is_named_and_tried_again(tmp_path: Path) -
 
 @pytest.mark.case("B201")
 async def test_servers_are_ended_in_any_state_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    servers = McpServers(ToolShelf(), Forgetful())
+    servers = McpServers(ToolShelf(), Forgetful(), masker=ValueMasker())
     for name in ("one", "two", "hanging"):
         (tmp_path / name).mkdir()
     (tmp_path / "hanging" / "mode").write_text("hang")
@@ -154,8 +156,7 @@ async def test_servers_are_ended_in_any_state_without_a_word(tmp_path: Path, cap
     async with asyncio.timeout(WAIT_S):
         await owners[0].settled()
         await owners[1].settled()
-        while not (tmp_path / "hanging" / "pid").exists():
-            await asyncio.sleep(0.01)
+        await until((tmp_path / "hanging" / "pid").exists)
         await servers.remove("one")
         await servers.close()
     assert [owner.state for owner in owners] == [State.STOPPED] * 3

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.agent.artifacts import new_artifact
+from app.agent.artifacts import TEXT, Artifact, new_artifact
 from app.agent.errors import InvalidArguments, ToolError
 from app.agent.runs import Run
 from app.agent.tools import Tool, ToolContext
@@ -28,6 +28,18 @@ def folder(tmp_path: Path) -> Path:
     """Beside the workspace of the context."""
     (tmp_path / "world").mkdir()
     return tmp_path / "world"
+
+
+def artifact(artifact_id: str, content: bytes) -> Artifact:
+    return Artifact(
+        artifact_id=artifact_id,
+        session_id="ses_1",
+        run_id=None,
+        call_id=None,
+        media_type=TEXT,
+        content=content,
+        created_at=0,
+    )
 
 
 def context_of(run: Run, w: World, session: Any) -> ToolContext:
@@ -80,6 +92,29 @@ async def test_an_artifact_is_read_in_parts_that_are_never_cut_again(tmp_path: P
         )
         with pytest.raises(ToolError, match="has 2,400 characters; offset 2,400 is beyond its end"):
             await used(tool, own, id=artifact_id, offset=2400)
+
+
+async def test_an_artifact_that_is_read_page_by_page_is_loaded_once_and_little_is_kept(context: ToolContext) -> None:
+    asked: list[str] = []
+
+    class Large:
+        async def of_session(self, tenant: str, session_id: str, artifact_id: str) -> Artifact | None:
+            asked.append(artifact_id)
+            return None if artifact_id == "none" else artifact(artifact_id, artifact_id[-1:].encode() * (6 << 20))
+
+    tool = ReadArtifact(Large())
+    for offset in range(0, 6 << 20, 1 << 20):
+        assert (await used(tool, context, id="art_a", offset=offset, limit=3)).endswith("]\naaa")
+    assert asked == ["art_a"]
+    for wanted in ("art_b", "art_a", "art_c", "art_a", "art_b"):  # three of them are more than is kept
+        assert (await used(tool, context, id=wanted, limit=1)).endswith(f"]\n{wanted[-1]}")
+    assert asked == ["art_a", "art_b", "art_c", "art_b"]
+    stranger = replace(context, session=replace(context.session, id="ses_2"))
+    await used(tool, stranger, id="art_b", limit=1)
+    assert asked[-2:] == ["art_b", "art_b"], "what is kept is kept for its session"
+    for _ in range(2):
+        with pytest.raises(ToolError, match="there is no artifact"):
+            await used(tool, context, id="none")
 
 
 @pytest.mark.spec("7.5", "17.1")

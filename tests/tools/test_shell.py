@@ -8,6 +8,7 @@ import pytest
 
 from app.agent.tools import ToolContext, ToolResult, ToolSpec
 from app.boxes.box import Level
+from app.boxes.workspaces import Workspaces
 from app.tools.builtin import command_tool
 from app.tools.schema import JsonSchemaChecker
 from app.tools.shell import Output, RunCommand
@@ -26,13 +27,14 @@ def tool(place: Path, **fields: object) -> RunCommand:
     need(Level.FULL)
     given: dict[str, object] = {
         "sandbox": "full",
-        "workspace": place,
+        "workspaces": Workspaces(place),
         "sandbox_uid": 65534,
         "command_timeout_ms": 20_000,
         "command_memory_mb": 256,
         "command_processes": 64,
         "command_file_mb": 64,
         "command_disk_mb": 512,
+        "command_files": 100_000,
         "command_output_bytes": 100_000,
         "command_environment": [],
         "command_paths": [],
@@ -114,13 +116,14 @@ async def test_what_is_kept_is_bounded_however_it_comes() -> None:
 def test_the_schema_says_what_the_operator_allows(tmp_path: Path) -> None:
     spec: ToolSpec = command_tool(
         sandbox="full",
-        workspace=tmp_path,
+        workspaces=None,
         sandbox_uid=65534,
         command_timeout_ms=5000,
         command_memory_mb=64,
         command_processes=8,
         command_file_mb=1,
         command_disk_mb=1,
+        command_files=1000,
         command_output_bytes=1000,
         command_environment=[],
         command_paths=[],

@@ -73,11 +73,21 @@ async def test_the_body_comes_with_the_files_beside_it_and_each_can_be_read(fold
         ("pipe", "not a regular file"),
         ("image.png", "binary file"),
         ("large.txt", "larger than"),
+        (".env", "has no file '.env'"),
+        (".git/config", "has no file"),
+        ("scripts/../.env", "has no file"),
+        ("plain.txt", "has no file"),
+        ("up2/.env", "has no file"),
     ],
 )
-async def test_no_file_leads_out_of_the_folder(folder: Path, context: ToolContext, file: str, says: str) -> None:
+async def test_no_file_leads_out_of_the_folder_or_to_one_that_is_hidden_there(
+    folder: Path, context: ToolContext, file: str, says: str
+) -> None:
     (folder / "link.txt").symlink_to("../../outside.txt")
     (folder / "up").symlink_to("../..")
+    (folder / ".env").write_text("secret")
+    (folder / "plain.txt").symlink_to(".env")
+    (folder / "up2").symlink_to(".")
     os.mkfifo(folder / "pipe")
     (folder / "large.txt").write_bytes(b"x" * (MAX_BYTES + 1))
     with pytest.raises(ToolError, match=says) as caught:

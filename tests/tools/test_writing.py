@@ -225,6 +225,28 @@ async def test_nothing_outside_is_written_or_told(use: Use, workspace: Path) -> 
     assert (workspace.parent / "outside" / "secret.txt").read_text() == SECRET
 
 
+@pytest.mark.spec("7.3", "6.5")
+async def test_a_link_that_came_after_the_rules_were_asked_leads_to_no_write(
+    tools: Mapping[str, Tool], context: ToolContext, workspace: Path
+) -> None:
+    (workspace / "secret").mkdir()
+    (workspace / "secret" / "known").write_text("old")
+    (workspace / "l").symlink_to("secret")  # it led elsewhere when the call was judged
+    guarded = replace(context, refuses=lambda place: None if place and not place.startswith("secret") else "a rule")
+    await tools["read_file"].call({"path": "secret/known"}, context)
+    (workspace / "f").symlink_to("secret/known")
+
+    for path in ("l/new", "l/known", "l/made/deep/new", "l/made", "f"):
+        with pytest.raises(ToolError, match=f"Permission denied: '{path}' leads to what may not be written: a rule"):
+            await tools["write_file"].call({"path": path, "content": "x"}, guarded)
+    for path in ("l/known", "f"):
+        with pytest.raises(ToolError, match="Permission denied"):
+            await tools["edit_file"].call({"path": path, "old_string": "old", "new_string": "x"}, guarded)
+    assert {path.name: path.read_text() for path in (workspace / "secret").iterdir()} == {"known": "old"}
+    await tools["write_file"].call({"path": "open/made/new", "content": "x"}, guarded)
+    assert (workspace / "open/made/new").read_text() == "x"
+
+
 @pytest.mark.spec("7.3")
 async def test_what_is_too_large_or_no_text_is_not_written(
     use: Use, workspace: Path, monkeypatch: pytest.MonkeyPatch

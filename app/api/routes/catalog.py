@@ -17,7 +17,7 @@ router = new_router("catalog")
 
 @router.get("/v1/tools", response_model=things.ToolPage, responses=problems())
 async def list_tools(asked: Reading, cursor: Cursor = None, limit: Limit = 50) -> Response:
-    """The ordinary tools of this service; an agent gets those of its whitelist."""
+    """The ordinary tools of this service; an agent gets those of its whitelist. `mcp`: how each MCP server is."""
     servers = asked.services.mcp
     items = [
         {
@@ -31,7 +31,8 @@ async def list_tools(asked: Reading, cursor: Cursor = None, limit: Limit = 50) -
         }
         for spec in asked.services.tools.specs
     ]
-    return answer(part_of(items, cursor, limit))
+    states = {} if servers is None else dict(servers.states())
+    return answer({**part_of(items, cursor, limit), **({"mcp": states} if states else {})})
 
 
 @router.get("/v1/skills", response_model=things.SkillList, responses=problems())

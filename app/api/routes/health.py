@@ -1,5 +1,6 @@
 """For operators: does the process answer, can it take work, what did it do."""
 
+from collections import Counter
 from typing import Any
 
 from fastapi import Request
@@ -38,8 +39,8 @@ async def readiness(request: Request) -> Response:
         standing = await services.commands.standing()
         told["sandbox"] = {"level": standing.level, "missing": dict(standing.missing)}
     servers = services.mcp.states() if services.mcp is not None else {}
-    if servers:
-        told["mcp"] = dict(servers)
+    if servers:  # their names are for whoever has a key
+        told["mcp"] = dict(Counter(servers.values()))
     return answer(told, 200 if ready else 503)
 
 

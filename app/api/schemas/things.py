@@ -59,7 +59,7 @@ class AgentList(Page):
 
 
 class Skill(Answer):
-    """A skill in force; `folder` is where its files lie on the server."""
+    """A skill in force; `folder` is the end of where its files lie on the server."""
 
     name: str
     description: str
@@ -99,6 +99,7 @@ class ToolPage(Page):
     """All tools."""
 
     items: list[Tool]
+    mcp: dict[str, str] | None = Field(None, description="How each MCP server is, by name; absent without any.")
 
 
 class Model(Answer):
@@ -172,4 +173,6 @@ class Readiness(Answer):
     ready: bool
     checks: dict[str, str]
     sandbox: SandboxLevel | None = None
-    mcp: dict[str, str] | None = Field(None, description="How each MCP server is; one that is down is no fault here.")
+    mcp: dict[str, int] | None = Field(
+        None, description="How many MCP servers are in each state; one that is down is no fault here."
+    )
