@@ -17,13 +17,14 @@ LOCKED := $(PIP_INSTALL) --require-hashes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install local check format test run demo bench cancels lock clean
+.PHONY: help install local check format test test-long run demo bench cancels lock clean
 
 help:
 	@echo "make install   environment for development, in $(VENV)"
 	@echo "make check     lint, format, types, import directions, migrations"
 	@echo "make format    let the formatter and the safe fixes change files"
 	@echo "make test      all tests; make test ARGS='-k journal' for some"
+	@echo "make test-long the same, with more of what is tried at random"
 	@echo "make run       serve on loopback"
 	@echo "make demo      see it work, without a key; without a network once it is installed"
 	@echo "make local     install the small model that runs on this machine"
@@ -91,6 +92,9 @@ test: $(STAMPS)/dev-checkout
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # ── use ──────────────────────────────────────────────────────────────────────────────────────────
+
+test-long: $(STAMPS)/dev-checkout
+	SUBAGENTD_TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 run: $(STAMPS)/runtime-checkout
 	$(BIN)/subagentd serve $(ARGS)

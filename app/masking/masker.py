@@ -70,15 +70,20 @@ class ValueMasker:
 
     def spans(self, text: str, start: int = 0) -> Spans:
         """Where secrets are in a text without lone surrogates, in order; two that overlap are one."""
-        found = [] if self._values is None else [match.span() for match in self._values.finditer(text, start)]
+        return [(first, last) for _, first, last in self.finds(text, start)]
+
+    def finds(self, text: str, start: int = 0) -> list[tuple[int, int, int]]:
+        """The same, each with the place from which on the text must be known to find it again."""
+        found = [] if self._values is None else [(m.start(), *m.span()) for m in self._values.finditer(text, start)]
         for pattern in self._patterns:
-            found += pattern.spans(text, start)
-        joined: Spans = []
-        for first, last in sorted(found):
-            if joined and first < joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+            found += pattern.finds(text, start)
+        joined: list[tuple[int, int, int]] = []
+        for begin, first, last in sorted(found, key=_by_secret):
+            if joined and first < joined[-1][2]:
+                before = joined[-1]
+                joined[-1] = (min(begin, before[0]), before[1], max(before[2], last))
             else:
-                joined.append((first, last))
+                joined.append((begin, first, last))
         return joined
 
     def payload(self, payload: Mapping[str, Any], data: bytes) -> tuple[Mapping[str, Any], bytes]:
@@ -142,6 +147,10 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def _by_secret(find: tuple[int, int, int]) -> tuple[int, int]:
+    return find[1:]
+
+
 class StreamMasker:
     """Masks a text that comes in pieces, as if it had come whole: an end that may begin a secret is held back."""
 
@@ -182,11 +191,11 @@ class StreamMasker:
         if end == start and len(text) <= MAX_HELD:
             self._held = text[start:]
             return ""
-        spans = self._masker.spans(text, start) if self._masker.suspects(data) else []
-        for first, after in reversed(spans):
-            if first < end < after:  # what follows may join it
-                end = first
-        told = [span for span in spans if span[1] <= end]
+        finds = self._masker.finds(text, start) if self._masker.suspects(data) else []
+        for begin, _, after in reversed(finds):
+            if begin < end < after:  # what follows may join it, and without its beginning it would not be found again
+                end = begin
+        told = [(first, after) for _, first, after in finds if after <= end]
         if len(text) - end > MAX_HELD:  # nothing that is shown as it is can be so long
             told, end = [*told, (end, len(text))], len(text)
         shown = replaced(text, told, start, end)

@@ -43,11 +43,16 @@ class Pattern:
     accepts: Callable[[str], bool] | None = field(default=None, compare=False)
     finder: Any = field(repr=False, compare=False)
 
-    def spans(self, text: str, start: int = 0) -> list[tuple[int, int]]:
-        """Where the secrets of this kind are in a text without lone surrogates."""
-        found = [match.span(self.finder.groups) for match in self.finder.finditer(text, start)]
+    def finds(self, text: str, start: int = 0) -> list[tuple[int, int, int]]:
+        """Where the secrets of this kind are in a text without lone surrogates: where what the pattern wants before
+        one begins, where the secret does, and where it ends."""
+        # what has to stand before a secret may be the last character that is not searched any more
+        found = [
+            (max(start, match.start()), *match.span(self.finder.groups))
+            for match in self.finder.finditer(text, max(0, start - 1))
+        ]
         accepts = self.accepts
-        return [span for span in found if span[0] >= 0 and (accepts is None or accepts(text[span[0] : span[1]]))]
+        return [one for one in found if one[1] >= start and (accepts is None or accepts(text[one[1] : one[2]]))]
 
 
 def read_pattern(source: str, accepts: Callable[[str], bool] | None = None) -> Pattern:

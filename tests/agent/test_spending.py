@@ -10,11 +10,12 @@ import pytest
 
 from app.agent.tools import ToolContext
 from tests.agent.probes import Probe, Stage
+from tests.longer import times
 from tests.plan import FORCED_TEXT, ask, call, task
 from tests.world import WAIT_S, World, world
 
 pytestmark = pytest.mark.spec("4.8")
-SCHEDULES = 200
+SCHEDULES = times(60, 200)
 AT_ONCE = 10
 
 

@@ -22,7 +22,8 @@ def holds(met: Met) -> None:
 
 def _one_end(met: Met) -> None:
     """(a) Exactly one terminal event and one final state, the same wherever it is asked for."""
-    assert log_problems(met.events) == []
+    problems = log_problems(met.events)
+    assert not problems, problems
     for run in (met.run, met.root, met.later):
         (end,) = [e for e in met.events if e.get("run_id") == run["id"] and e["type"] in FINAL]
         assert (end["type"], end["data"]["status"]) == (f"run.{run['status']}", run["status"])

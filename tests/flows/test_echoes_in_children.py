@@ -19,7 +19,7 @@ STOP, CALLED = chunk({}, "stop"), chunk({}, "tool_calls")
 DONE, SAID_DONE = text("Done."), message(words("Done."))
 GLOB, TEXTS = ("glob", {"pattern": "*.py"}), ("glob", {"pattern": "*.txt"})
 PY, TXT = ("ok", "c.py"), ("ok", "b.txt")
-SIGNATURE = {"google": {"thought_signature": "abc"}}
+SIGNATURE = {"google": {"thought_signature": "sig-of-google"}}
 BROKEN = '{"path": "a'
 MAKES = ({"command": "make all"}, {"command": "make test"})
 COMMANDS = ("run_command", "glob")
@@ -179,7 +179,7 @@ async def test_what_a_provider_wants_back_goes_back_whole_or_not_at_all_at_every
 
 # ── from one dialect to the other ───────────────────────────────────────────────────────────────────────────────────
 
-FOREIGN = ("toolu_", "signature", '"thinking', "First, ", "extra_content", "abc", "reasoning", "caller")
+FOREIGN = ("toolu_", "signature", '"thinking', "First, ", "extra_content", "sig-of-google", "reasoning", "caller")
 TURNS = {
     "anthropic": (
         message(THOUGHT, words("I look."), tool("glob", '{"pattern": "*.py"}', caller={"type": "direct"})),

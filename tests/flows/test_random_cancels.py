@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.cancels.world import cancels
+from tests.longer import times
 from tests.processes import linux
 
-COUNT = 120
+COUNT = times(60, 240)
 KINDS = {"model", "stream half way", "question", "retry", "tool child", "tool thread", "tool finishing", "tool deaf"}
 
 

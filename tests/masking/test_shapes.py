@@ -168,6 +168,21 @@ def test_texts_of_secrets_and_their_beginnings_in_any_pieces_are_masked_as_if_th
 
 
 @pytest.mark.spec("12.6", "11.5")
+def test_a_secret_behind_an_underscore_that_was_already_shown_is_masked() -> None:
+    github = "github_pat_" + "a1B2_" * 12
+    text = f"sk_live_4eC39HqLyjWDarjtT1zdp7dc{github}{github}sk-live-0123456789abcdef"
+    assert in_pieces(MASKER, text) == MASKER.text(text)
+
+
+@pytest.mark.spec("12.6", "11.5")
+def test_a_secret_at_whose_end_another_may_begin_is_still_known_by_what_stands_before_it() -> None:
+    text = '{"X-Api-Key": "a1bwhsec_MfKQ9r8GKYqrTaws_secret_access_key = "wJalrXUt'
+    assert "MfKQ9r8G" not in MASKER.text(text)
+    for cut in range(len(text)):
+        assert in_pieces(MASKER, text, cut) == MASKER.text(text)
+
+
+@pytest.mark.spec("12.6", "11.5")
 def test_what_only_begins_like_a_secret_is_shown_at_the_next_word_and_nothing_waits_for_ever() -> None:
     stream = MASKER.stream()
     assert stream is not None

@@ -1,0 +1,13 @@
+"""How long tests that try many things go on: `make test` has short forms, `make test-long` the whole.
+
+Both try the same kind of things; the longer one more of them.
+"""
+
+import os
+
+LONG = os.environ.get("SUBAGENTD_TEST_LONG") == "1"
+
+
+def times(short: int, long: int) -> int:
+    """How many there are to try."""
+    return long if LONG else short
