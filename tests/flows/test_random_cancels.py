@@ -9,7 +9,7 @@ from tests.cancels.world import cancels
 from tests.longer import times
 from tests.processes import linux
 
-COUNT = times(60, 240)
+COUNT = times(40, 240)
 KINDS = {"model", "stream half way", "question", "retry", "tool child", "tool thread", "tool finishing", "tool deaf"}
 
 
