@@ -97,6 +97,19 @@ async def bounded(
     return await task  # done: its result, or what it raised
 
 
+async def to_its_end(work: asyncio.Task[Any]) -> None:
+    """Wait for the end of something that is bounded in time and must not be left, such as putting a process away, even
+    when the caller is cancelled meanwhile: that is passed on after it. Raises nothing that `work` raises."""
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
 async def _cancelled(task: asyncio.Task[Any], seconds: float) -> bool:
     """Cancel and wait for the end, so long and no longer. Whether the caller was cancelled meanwhile."""
     task.cancel()  # nothing when it is done

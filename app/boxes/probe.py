@@ -86,7 +86,7 @@ def _prepared(user: int) -> _Held:
     stack = ExitStack()
     try:
         return _Held(stack, stack.enter_context(_world(user)))
-    except BaseException:
+    except BaseException:  # whatever it is: what was made so far is put away
         stack.close()
         raise
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from app.agent.interruption import to_its_end
 from app.boxes.box import BoxRefused, End, Ended, Limits
 from app.boxes.pipes import Gate, Pipe
 from app.boxes.usage import Room, children_of, files_of, memory_of, room_at, state_of
@@ -64,7 +65,7 @@ async def carried_out(
         end = await _watched(process, launch, limits, timeout_s)
     finally:
         closing = asyncio.create_task(_close(start, process, launch), name="end a command")
-        await _to_its_end(closing)
+        await to_its_end(closing)
     said = launch.ready.text()
     lost = not closing.result()
     if said == STARTED:
@@ -108,18 +109,6 @@ async def _let_in(process: "_Process", launch: Launch) -> None:
         launch.gate.let_in()
     elif not process.exited.done() and not launch.ready.ended:
         raise BoxRefused(f"the command was not run: its box was not built within {_BUILT_S:.0f} s")
-
-
-async def _to_its_end(closing: "asyncio.Task[bool]") -> None:
-    """Wait for it even when cancelled meanwhile: it is bounded in time, and needs handles that the caller closes."""
-    cancelled = False
-    while not closing.done():
-        try:
-            await asyncio.wait({closing})
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
 
 
 async def _watched(process: "_Process", launch: Launch, limits: Limits, timeout_s: float) -> End:

@@ -14,6 +14,7 @@ from asyncio.subprocess import SubprocessStreamProtocol
 from collections.abc import AsyncIterator
 from typing import Any
 
+from app.agent.interruption import to_its_end
 from app.tools.mcp_bounds import bounded
 from app.tools.mcp_config import McpServer
 from app.tools.mcp_names import cleaned
@@ -77,22 +78,10 @@ async def stdio(server: McpServer, *, ended: asyncio.Event) -> AsyncIterator[tup
         yield from_process, to_process
     finally:
         try:
-            await _to_its_end(loop.create_task(_close(transport, protocol, tasks), name=f"mcp {server.name} close"))
+            await to_its_end(loop.create_task(_close(transport, protocol, tasks), name=f"mcp {server.name} close"))
         finally:
             for stream in (to_session, from_process, to_process, from_session):
                 stream.close()
-
-
-async def _to_its_end(closing: asyncio.Task[None]) -> None:
-    """Wait for it even when cancelled: it is bounded in time, and who left it would leave the process."""
-    cancelled = False
-    while not closing.done():
-        try:
-            await asyncio.wait({closing})
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
 
 
 def environment(server: McpServer) -> dict[str, str]:
