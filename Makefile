@@ -89,12 +89,12 @@ format: $(STAMPS)/dev-checkout
 	$(BIN)/ruff format .
 
 test: $(STAMPS)/dev-checkout
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # ── use ──────────────────────────────────────────────────────────────────────────────────────────
 
 test-long: $(STAMPS)/dev-checkout
-	SUBAGENTD_TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	SUBAGENTD_TEST_LONG=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 run: $(STAMPS)/runtime-checkout
 	$(BIN)/subagentd serve $(ARGS)

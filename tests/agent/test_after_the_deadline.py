@@ -14,6 +14,8 @@ from tests.agent.probes import Probe, Stage, echo
 from tests.plan import call, task
 from tests.world import WAIT_S, world
 
+pytestmark = pytest.mark.slow
+
 TWO = task({"calls": [call("first"), call("second")]}, "the answer")
 SOON = {"deadline_ms": 600}
 

@@ -14,7 +14,7 @@ from tests.longer import times
 from tests.plan import FORCED_TEXT, ask, call, task
 from tests.world import WAIT_S, World, world
 
-pytestmark = pytest.mark.spec("4.8")
+pytestmark = [pytest.mark.slow, pytest.mark.spec("4.8")]
 SCHEDULES = times(60, 200)
 AT_ONCE = 10
 

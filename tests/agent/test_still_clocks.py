@@ -14,6 +14,8 @@ from tests.agent.probes import Stage
 from tests.plan import ask, call, task
 from tests.world import WAIT_S, world
 
+pytestmark = pytest.mark.slow
+
 ASK_ALL = ruled(ask=["Bash"])
 SHORT_MS = 700  # less than what `time_passes` lets pass
 LIMITS = {

@@ -18,6 +18,8 @@ from tests.plan import ask, call, raw_call, task
 from tests.stubs.openai_stub import OpenAIStub, Request, calls, refusal, text
 from tests.world import World, world
 
+pytestmark = pytest.mark.slow
+
 TOKENS = st.integers(0, 10_000)
 USAGE = st.none() | st.fixed_dictionaries(
     {"input_tokens": TOKENS, "output_tokens": TOKENS, "cached_tokens": TOKENS, "reasoning_tokens": TOKENS}

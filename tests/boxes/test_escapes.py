@@ -10,6 +10,8 @@ from tests.boxes.escapes import ESCAPES, Escape, Without
 from tests.boxes.outside import HELD, ROOT, SECRET, Outside, in_box, need, outside, without_box
 from tests.longer import LONG
 
+pytestmark = pytest.mark.slow
+
 MB = 1 << 20
 LIMITS = Limits(
     memory_bytes=200 * MB,

@@ -26,6 +26,8 @@ from app.boxes.workspaces import Workspaces
 from tests.boxes.outside import HELD, PYTHON, ROOT, a_nap, in_box, need, open_folder, own, running
 from tests.processes import alive, until
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 LEVELS = list(Level)
 GUARDED = (Level.LANDLOCK, Level.NONE)  # whose temporary directory is one of the machine

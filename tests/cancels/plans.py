@@ -87,11 +87,25 @@ LEAVES: dict[str, Callable[[Random], Call]] = {
 }
 
 
-def tree(rng: Random, first: str) -> str:
-    """The plan of a lead: a chain of `DEPTH` delegations with the thing `first` at its end, others beside it."""
+# What `open_things` calls a leaf that is sure to be open once its tree is quiet.
+SEEN_AS = {
+    "child": "tool child",
+    "thread": "tool thread",
+    "finishing": "tool finishing",
+    "deaf": "tool deaf",
+    "guarded": "question",
+    "hanging stream": "stream half way",
+    "silent model": "model",
+    "retry": "retry",
+}
+
+
+def tree(rng: Random, first: str, alone: bool = False) -> str:
+    """The plan of a lead: a chain of `DEPTH` delegations with the thing `first` at its end, others beside it unless it
+    is to be `alone`."""
     call = LEAVES[first](rng)
     for level in range(DEPTH):
-        beside = [_beside(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
+        beside = [] if alone else [_beside(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
         together = [call, *beside]
         rng.shuffle(together)
         turns = [tool_turn(("quick", {}))] * rng.choice((0, 0, 1)) + [tool_turn(*together), says("Done.")]

@@ -20,7 +20,7 @@ from typing import Any
 from app.client import Client, Received, ServiceError
 from tests.cancels.checks import Diary, ended_problems, open_things, shown_problems
 from tests.cancels.leftovers import Leftovers, census, store_problems
-from tests.cancels.plans import DEPTH, LEAVES, SURFACES, TOOLS, Model, next_turn, tree
+from tests.cancels.plans import DEPTH, LEAVES, SEEN_AS, SURFACES, TOOLS, Model, next_turn, tree
 from tests.service import WAIT_S, Service, agent, events_of, finished, serving
 from tests.strict import FINAL
 
@@ -29,6 +29,7 @@ GRACE_MS = 1500
 QUIET_S = 0.3  # without a frame: everything is open that will be
 WARM_UP = AT_ONCE
 DOORS = ("session", "root", "run", "run", "twice", "everything at once", "run and session", "delete", "close")
+WHOLE = ("session", "everything at once", "run and session", "delete", "close")  # end all that is open
 
 
 @dataclass(kw_only=True)
@@ -105,7 +106,7 @@ async def crowded(folder: Path) -> AsyncIterator[tuple[Service, Model]]:
             yield service, model
 
 
-def _session(rng: Random) -> dict[str, Any]:
+def _session(rng: Random, bounded: bool) -> dict[str, Any]:
     tools = ["Agent", *TOOLS]
     return {
         "agent": "lead",
@@ -118,7 +119,7 @@ def _session(rng: Random) -> dict[str, Any]:
         "surfaces": list(SURFACES),
         "default_subagent": "node",
         "policy": {"max_depth": DEPTH, "max_retries": 1},
-        **({"budget": {"max_concurrent": 2}} if rng.random() < 0.15 else {}),
+        **({"budget": {"max_concurrent": 2}} if bounded and rng.random() < 0.15 else {}),
     }
 
 
@@ -166,7 +167,9 @@ class Watcher:
 class Trial:
     """One session that is cancelled."""
 
-    def __init__(self, client: Client, report: Report, rng: Random, first: str) -> None:
+    def __init__(self, client: Client, report: Report, rng: Random, first: str, sure: bool = False) -> None:
+        """`sure`: a chain without company, ended as a whole and only once the thing at its end is open."""
+        self.sure = sure and first in SEEN_AS
         self.client = client
         self.report = report
         self.rng = rng
@@ -177,14 +180,17 @@ class Trial:
 
     async def run(self) -> None:
         """Start, cancel, check, go on."""
-        made = await self.client.request("POST", "/v1/sessions", _session(self.rng))
+        made = await self.client.request("POST", "/v1/sessions", _session(self.rng, bounded=not self.sure))
         self.session = made["id"]
         watcher = Watcher(self.client, self.session)
         try:
-            body = {"input": tree(self.rng, self.first)}
+            body = {"input": tree(self.rng, self.first, alone=self.sure)}
             root = (await self.client.request("POST", f"/v1/sessions/{self.session}/runs", body))["id"]
-            await watcher.moment(self.rng)
-            door = self.rng.choice(DOORS)
+            if self.sure:
+                await watcher.until(lambda: SEEN_AS[self.first] in open_things(watcher.frames))
+            else:
+                await watcher.moment(self.rng)
+            door = self.rng.choice(WHOLE if self.sure else DOORS)
             self.report.doors[door] += 1
             await self._through(door, root, watcher)
             await self._afterwards(door, watcher)
@@ -194,7 +200,7 @@ class Trial:
     async def _through(self, door: str, root: str, watcher: Watcher) -> None:
         path = f"/v1/sessions/{self.session}"
         target = self.rng.choice(watcher.open_runs() or [root]) if door.startswith("run") else root
-        everything = door in ("session", "everything at once", "run and session", "delete", "close")
+        everything = door in WHOLE
         self.report.hit.update(open_things(watcher.frames, None if everything else target))
         runs = {"twice": [root, root], "everything at once": [*watcher.open_runs(), root], "root": [root]}
         paths = [f"/v1/runs/{run}/cancel" for run in runs.get(door, [target] if door.startswith("run") else [])]
@@ -271,7 +277,8 @@ async def cancels(folder: Path, *, count: int, seed: int, at_once: int = AT_ONCE
             async def worker() -> None:
                 for number in left:
                     async with service.client() as client:
-                        trial = Trial(client, report, Random(f"{seed}-{number}"), firsts[number % len(firsts)])
+                        first = firsts[number % len(firsts)]
+                        trial = Trial(client, report, Random(f"{seed}-{number}"), first, sure=number < len(firsts))
                         trials.append((number, trial))
                         try:
                             await trial.run()

@@ -18,7 +18,7 @@ from tests.processes import alive, linux, numbers_in, until
 from tests.service import events_of, finished
 from tests.stubs.openai_stub import Answer, Request, calls, chunk, refusal, sse, text
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.parametrize("depth", DEPTHS)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.parametrize("depth", DEPTHS)]
 LIMITS = {"idle_s": 0.4, "total_s": 1.2}
 PROFILES = {"hasty": {"provider": "openai", "model": "m", "base_url": "{stub}", **LIMITS}}
 ALPHA = sse(chunk({"role": "assistant", "content": ""}), chunk({"content": "alpha beta "}), done=False)

@@ -11,6 +11,8 @@ import pytest
 from app.client import Client, ServiceError
 from tests.service import ROOT, WAIT_S, agent, events_of, finished, received, script, serving
 
+pytestmark = pytest.mark.slow
+
 SLOW = """
 agents:
   - when: {system_contains: "You are boss"}

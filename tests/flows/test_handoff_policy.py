@@ -12,6 +12,8 @@ from app.client import Client, ServiceError
 from tests.processes import alive, linux, numbers_in
 from tests.service import ROOT, WAIT_S, agent, events_of, finished, script, serving
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "sk-the-token-of-the-operator"
 OWN = '''
 """Own tools, filters and runners of an operator."""

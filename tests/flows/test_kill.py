@@ -12,6 +12,8 @@ import pytest
 
 from tests.service import Service, agent, script
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("SUBAGENTD_TEST_KILLS", "25"))
 RUNS = 50
 STREAMS = 12

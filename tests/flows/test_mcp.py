@@ -22,6 +22,8 @@ from tests.processes import until
 from tests.service import ROOT, WAIT_S, Service, agent, events_of, finished, script, serving
 from tests.tools.mcp_world import PROGRAM, alive
 
+pytestmark = pytest.mark.slow
+
 PLAY = """
 agents:
   - when: {system_contains: "You are lead"}

@@ -25,6 +25,8 @@ from tests.flows.test_seed_000 import (
 from tests.service import agent, events_of
 from tests.stubs.openai_stub import Answer, Request, calls, text
 
+pytestmark = pytest.mark.slow
+
 ASK = ("subagent_helper", '{"task": "Work."}')
 HANG = Answer(end="hang")
 # The nine fields of the page with their defaults, in the words of spec 4.1; those of the surface `per_agent`.

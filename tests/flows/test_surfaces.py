@@ -14,6 +14,8 @@ from tests.flows.surface_world import World, once
 from tests.service import agent, events_of
 from tests.stubs.openai_stub import Answer, Request, calls, text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:

@@ -12,6 +12,8 @@ import pytest
 from app.client import Client, ServiceError
 from tests.service import WAIT_S, Service, agent, finished, script, serving
 
+pytestmark = pytest.mark.slow
+
 PLAY = """
 agents:
   - when: {system_contains: "You are asker"}

@@ -15,6 +15,8 @@ from app.tools.mcp_servers import McpServers, State
 from tests.processes import until
 from tests.tools.mcp_world import WAIT_S, alive, config, standing
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.spec("7.7")
 async def test_a_servers_tools_lie_on_the_shelf_and_can_be_called(tmp_path: Path, context: ToolContext) -> None:
