@@ -3,8 +3,9 @@
 # and checked against the hashes of the lock files. ARGS="…" is handed to pytest, serve, demo and bench.
 
 PYTHON ?= python3
-# Processes that share the test files. One file always stays in one process.
-WORKERS ?= 2
+# Processes that share the test files; tests wait more than they compute, so it is one more than cores. One file always
+# stays in one process.
+WORKERS ?= 3
 ARGS ?=
 # The resolver behind `make lock`. It is not part of the project's environment.
 UV_VERSION := 0.13.9
@@ -17,7 +18,7 @@ LOCKED := $(PIP_INSTALL) --require-hashes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install local check format test test-long run demo bench cancels lock clean
+.PHONY: help install local check format test test-long run demo bench cancels chaos lock clean
 
 help:
 	@echo "make install   environment for development, in $(VENV)"
@@ -30,6 +31,7 @@ help:
 	@echo "make local     install the small model that runs on this machine"
 	@echo "make bench     measurements"
 	@echo "make cancels   a thousand cancels at random moments; ARGS='--seed 7' repeats some"
+	@echo "make chaos     two hundred kills of a loaded server; ARGS='--kills 20 --trees 40' for fewer"
 	@echo "make lock      renew the lock files; UPGRADE=1 takes newer releases"
 	@echo "make clean     remove what tools and builds leave; $(VENV) stays"
 
@@ -107,6 +109,9 @@ bench: $(STAMPS)/dev-checkout
 
 cancels: $(STAMPS)/dev-checkout
 	$(BIN)/python -m bench.random_cancels $(ARGS)
+
+chaos: $(STAMPS)/dev-checkout
+	$(BIN)/python -m bench.chaos $(ARGS)
 
 # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
 

@@ -34,18 +34,21 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One frame: `id` is None for transient events; `data` is the decoded JSON."""
+    """One frame: `id` is None for transient events; `data` is the decoded JSON, `text` that as it came."""
 
     id: int | None
     type: str
     data: dict[str, Any]
+    text: str = ""
 
 
 class Client:
-    """Talks to one service. Use as an async context manager."""
+    """Talks to one service. Use as an async context manager. `reconnect_s`: the pause before a cut stream is taken up
+    again."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, *, reconnect_s: float = RECONNECT_S) -> None:
         self.url = url.rstrip("/")
+        self._reconnect_s = reconnect_s
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._http = aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=False)
@@ -83,6 +86,18 @@ class Client:
         answer: dict[str, Any] = await self.request("GET", path, **query)
         return answer
 
+    async def download(self, path: str, **query: Any) -> AsyncIterator[bytes]:
+        """An answer that is no JSON, in pieces as they come. Raises like `request`."""
+        params = {key: str(value) for key, value in query.items() if value is not None}
+        try:
+            async with self._http.get(self.url + path, params=params) as answer:
+                if answer.status >= 400:
+                    raise ServiceError(answer.status, _problem(await answer.text()))
+                async for chunk in answer.content.iter_any():
+                    yield chunk
+        except aiohttp.ClientError as error:
+            raise Unreachable(f"{self.url} does not answer: {error}") from error
+
     async def events(self, path: str, after: int = 0, **query: Any) -> AsyncIterator[Received]:
         """The events of a view after a number, until the view ends; a cut stream is taken up where it was."""
         cursor, tries = after, 0
@@ -103,7 +118,7 @@ class Client:
                 tries += 1
                 if tries >= TRIES:
                     raise Unreachable(f"{self.url} does not answer any more: {error}") from error
-            await asyncio.sleep(RECONNECT_S)
+            await asyncio.sleep(self._reconnect_s)
 
     async def _stream(self, path: str, cursor: int, query: Mapping[str, Any]) -> AsyncIterator[Received]:
         params = {key: str(value) for key, value in query.items() if value is not None}
@@ -137,7 +152,7 @@ def _frame(raw: bytes) -> Received | None:
             data += value
     if number is None and not kind:
         return None
-    return Received(number, kind, json.loads(data) if data else {})
+    return Received(number, kind, json.loads(data) if data else {}, data)
 
 
 def _problem(text: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Later sources win in this order. Nothing below `wiring` sees this module: it pas
 
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +21,7 @@ from pydantic_settings import (
 from app.agent.policy import ToolInherit
 from app.agent.texts import DEFAULT_LANGUAGE, LANGUAGES
 from app.settings_mcp import Mcp
-from app.settings_rules import Debug, Group, Hooks, Masking, Permissions
+from app.settings_rules import Debug, Group, Hooks, Masking, Permissions, Webhooks
 from app.settings_secrets import masked
 
 TOML_FILE = "subagentd.toml"
@@ -48,6 +49,7 @@ class Http(Group):
     hosts: list[str] | None = Field(None, description="Accepted Host names; default: loopback names.")
     origins: list[str] = Field(default_factory=list, description="Origins that CORS is open for.")
     max_body_bytes: int = Field(4 << 20, ge=1024)
+    idempotency_h: float = Field(24.0, gt=0, le=8760, description="Hours that an Idempotency-Key is remembered.")
     docs: bool = Field(False, description="Serve a page about the API at /docs.")
     access_log: bool = Field(False, description="Write a line for each request, without its query.")
     grace_s: float = Field(10.0, ge=0, description="How long runs may finish after SIGTERM.")
@@ -131,6 +133,26 @@ class Limits(Group):
     max_steps: int = Field(200, ge=1)
     parent_steps: int = Field(25, ge=1)
     subagent_steps: int = Field(5, ge=1)
+    concurrent_runs: int = Field(2_000, ge=1, description="Runs that work at a time; others stay queued.")
+    concurrent_children: int = Field(20, ge=1, description="Subagents of one session that work at a time.")
+
+
+class RecoveryMode(StrEnum):
+    """What becomes of runs whose process has ended."""
+
+    CONTINUE = "continue"
+    INTERRUPT = "interrupt"
+
+
+class Recovery(Group):
+    """What a process does about runs that another one has left open."""
+
+    mode: RecoveryMode = Field(
+        RecoveryMode.CONTINUE, description="Go on with them from their last complete step, or end them as interrupted."
+    )
+    max_attempts: int = Field(
+        5, ge=1, le=1_000, description="Processes that may begin one run; then it is interrupted."
+    )
 
 
 class Loop(Group):
@@ -193,6 +215,12 @@ class Texts(Group):
     def _known(cls, value: dict[str, str]) -> dict[str, str]:
         LANGUAGES[DEFAULT_LANGUAGE].replaced(value)  # refuses a name that there is not
         return value
+
+
+class Tasks(Group):
+    """Background tasks."""
+
+    retention_h: float = Field(168.0, gt=0, le=876_000, description="How long a task that has ended is listed.")
 
 
 class Tools(Group):
@@ -262,12 +290,15 @@ class Settings(BaseSettings):
     models: Models = Field(default_factory=Models)
     limits: Limits = Field(default_factory=Limits)
     loop: Loop = Field(default_factory=Loop)
+    recovery: Recovery = Field(default_factory=Recovery)
     compaction: Compaction = Field(default_factory=Compaction)
     handoff: Handoff = Field(default_factory=Handoff)
     texts: Texts = Field(default_factory=Texts)
+    tasks: Tasks = Field(default_factory=Tasks)
     tools: Tools = Field(default_factory=Tools)
     mcp: Mcp = Field(default_factory=Mcp)
     hooks: Hooks = Field(default_factory=Hooks)
+    webhooks: Webhooks = Field(default_factory=Webhooks)
     permissions: Permissions = Field(default_factory=Permissions)
     masking: Masking = Field(default_factory=Masking)
     debug: Debug = Field(default_factory=Debug)

@@ -2,11 +2,12 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from app.agent.hooks import HookPoint, OnFailure
 from app.agent.permission_rules import Verdict
 from app.masking.shapes import NAMES, patterns_of
+from app.net.signing import key_of
 
 
 class Group(BaseModel):
@@ -80,6 +81,44 @@ class Hooks(Group):
         if twice:
             raise ValueError(f"two hooks are named {', '.join(twice)}: events could not tell them apart, rename one")
         return value
+
+
+class Webhooks(Group):
+    """Who may be told of the end of runs, where requests ask for it."""
+
+    hosts: list[str] = Field(
+        default_factory=list, description="host (https on port 443), or host:port. None: no request may ask for it."
+    )
+    secret: SecretStr | None = Field(None, description="What messages are signed with: whsec_ and base64.")
+    timeout_s: float = Field(15.0, gt=0, le=120, description="For one try.")
+    first_pause_s: float = Field(5.0, gt=0, le=86_400, description="Before a second try; doubles with each one.")
+    max_pause_s: float = Field(3600.0, gt=0, le=86_400, description="Longest pause, also when a receiver asks for one.")
+    total_s: float = Field(86_400.0, ge=0, le=2_592_000, description="From the end of a run to the last try.")
+    per_host: int = Field(4, ge=1, le=1000, description="Messages under way to one host.")
+
+    @field_validator("hosts")
+    @classmethod
+    def _plain(cls, value: list[str]) -> list[str]:
+        for host in value:
+            if not host.strip() or any(sign in host for sign in "/@?# "):
+                raise ValueError(f"{host!r} is no host: write host or host:port, without https://")
+        return value
+
+    @field_validator("secret")
+    @classmethod
+    def _usable(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            key_of(value.get_secret_value())
+        return value
+
+    @model_validator(mode="after")
+    def _signed(self) -> Self:
+        if self.hosts and self.secret is None:
+            raise ValueError(
+                "webhooks are signed: set webhooks.secret (SUBAGENTD_WEBHOOKS__SECRET) to whsec_ and 24 to 64 bytes in "
+                "base64"
+            )
+        return self
 
 
 class Debug(Group):

@@ -17,7 +17,6 @@ from app.agent.compaction import Compaction
 from app.agent.delegation import Roster
 from app.agent.duplicates import DuplicateLimits
 from app.agent.errors import SubagentdError
-from app.agent.handoff import Lookup
 from app.agent.hooks import HookRegistry
 from app.agent.live_run import RunnerParts
 from app.agent.orders import Pacing
@@ -45,29 +44,41 @@ from app.net.addresses import read_openings
 from app.net.fetching import Bounds
 from app.sessions.access import Access, check_bind
 from app.sessions.artifacts import Artifacts
+from app.sessions.closing import Closing
+from app.sessions.continuing import Continuing
 from app.sessions.delegations import Delegations
 from app.sessions.explaining import Explaining
 from app.sessions.feed import EventFeed
+from app.sessions.follow_ups import FollowUps
+from app.sessions.idempotency import Idempotency
 from app.sessions.journal import TAKE_S, Journal, replacement
 from app.sessions.notes import MAX_NOTE_CHARS, MAX_TITLE_CHARS, Notes
 from app.sessions.opening import Opening
+from app.sessions.records import Records
 from app.sessions.recovery import Recovery
 from app.sessions.service import Defaults, Sessions
 from app.sessions.services import CommandBox, Services
 from app.sessions.skills import SkillListing
+from app.sessions.tasks import Retention, Tasks
 from app.sessions.tenant_agents import TenantAgents
-from app.settings import TOML_FILE, ModelProfile, Settings, Tools
+from app.sessions.untold import Untold
+from app.sessions.verifying import Verifying
+from app.settings import TOML_FILE, ModelProfile, RecoveryMode, Settings
+from app.settings import Tools as ToolSettings
 from app.settings_secrets import header_secrets, url_secrets
 from app.store.agents import SqlAgentStore
 from app.store.artifacts import SqlArtifactStore
 from app.store.database import Database
 from app.store.events import SqlEventLog
+from app.store.idempotency import SqlIdempotencyStore
 from app.store.keys import SqlKeyStore
 from app.store.memories import SqlMemoryStore
 from app.store.messages import SqlAuditStore
 from app.store.migrate import MigrationError, upgrade
 from app.store.notes import SqlNoteStore
 from app.store.runs import SqlRunStore
+from app.store.tasks import SqlTaskStore
+from app.store.verifying import SqlChainStore
 from app.telemetry.metrics import Metrics
 from app.tools.builtin import RECORD_TOOLS, Web, builtin_tools, command_tool, record_tools
 from app.tools.function import load_entry_points, load_object, load_tool
@@ -75,13 +86,13 @@ from app.tools.mcp_servers import McpServers
 from app.tools.schema import JsonSchemaChecker
 from app.tools.shell import RunCommand
 from app.wiring_definitions import catalog_of, command_paths, skill_tools, skills_of, watcher_of
-from app.wiring_hooks import OwnHooks, directory_of, hook_secrets, hooks_of
+from app.wiring_hooks import OwnHooks, directory_of, hook_secrets, hooks_of, webhooks_of
 from app.wiring_mcp import OwnServers, mcp_groups, mcp_secrets, mcp_servers, own_server_problem
 from app.wiring_permissions import Asking, asking
 
 log = logging.getLogger(__name__)
 
-_COMMANDS = {name for name in Tools.model_fields if name.startswith(("command_", "sandbox"))}
+_COMMANDS = {name for name in ToolSettings.model_fields if name.startswith(("command_", "sandbox"))}
 CLOSE_S = 10.0  # for what is still to be stored when the service ends
 
 
@@ -107,8 +118,10 @@ class Wired:
         services.feed.close()
         await self.watcher.close()
         await services.access.close()
+        await self.recovery.stop()
         await services.sessions.close(grace_s)
         await services.delegations.close()
+        await services.idempotency.close()
 
     async def close(self) -> None:
         """Store what is left and give everything back; the last call."""
@@ -122,6 +135,7 @@ class Wired:
         try:
             async with asyncio.timeout(CLOSE_S), AsyncExitStack() as held:
                 held.push_async_callback(self.services.journal.close)
+                held.push_async_callback(self.services.sessions.webhooks.close)
                 held.push_async_callback(self.services.sessions.close, 0)
                 held.push_async_callback(self.recovery.close)
                 held.push_async_callback(self.watcher.close)
@@ -161,6 +175,8 @@ class _Ground:
     masker: ValueMasker
     database: Database
     store: SqlRunStore
+    tasks: SqlTaskStore
+    retention: Retention
     event_log: SqlEventLog
     bus: MemoryBus
     metrics: Metrics
@@ -180,7 +196,6 @@ class _Ground:
 def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Ground:
     event_log = SqlEventLog(database.reader)
     bus, metrics = MemoryBus(settings.stream.buffer_bytes), Metrics()
-    audit_key = settings.audit.key.get_secret_value().encode() if settings.audit.key else None
     skills = skills_of(settings)
     workspaces = Workspaces(_root(settings, database))
     directories = Directories(lambda path: workspaces.open(path).handle)
@@ -192,7 +207,7 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
     if settings.models.default:
         models.resolve(settings.models.default)  # a name that means nothing is said now, not by the first run
     journal = Journal(
-        database.writer(replacement, audit_key=audit_key),
+        database.writer(replacement, audit_key=audit_key_of(settings)),
         bus,
         event_log,
         masker=masker,
@@ -206,6 +221,8 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
         masker=masker,
         database=database,
         store=SqlRunStore(database.reader),
+        tasks=SqlTaskStore(database.reader),
+        retention=Retention(hours=settings.tasks.retention_h),
         event_log=event_log,
         bus=bus,
         metrics=metrics,
@@ -262,7 +279,7 @@ def _supervisor(ground: _Ground) -> RunSupervisor:
         workspace=lambda session: opening.workspace(session.tenant, session.workspace),
         find=load_object,
         load=_memory_loader(ground),
-        lookup=_handoff_lookup(ground),
+        records=Records(ground.journal, ground.store, ground.tasks, ground.retention),
         approvals=ground.asking.approvals,
         parser=ground.asking.parser,
         resolve_path=ground.asking.resolver,
@@ -278,6 +295,8 @@ def _supervisor(ground: _Ground) -> RunSupervisor:
         default_subagent=settings.default_subagent,
         subagent_steps=settings.limits.subagent_steps,
         max_steps=settings.limits.max_steps,
+        concurrent_runs=settings.limits.concurrent_runs,
+        concurrent_children=settings.limits.concurrent_children,
         interrupt_grace_ms=settings.tools.interrupt_grace_ms,
         inherit_tools=settings.tools.inherit,
     )
@@ -295,23 +314,12 @@ def _memory_loader(ground: _Ground) -> Load:
     return load
 
 
-def _handoff_lookup(ground: _Ground) -> Lookup:
-    """Reads the row of a handoff with all that was recorded before."""
-
-    async def lookup(tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
-        await ground.journal.flush(TAKE_S)
-        return await ground.store.handoff(tenant, handoff_id)
-
-    return lookup
-
-
 def _sessions(ground: _Ground, supervisor: RunSupervisor) -> Sessions:
     settings = ground.settings
     return Sessions(
         supervisor=supervisor,
         journal=ground.journal,
         store=ground.store,
-        memories=SqlMemoryStore(ground.database.reader),
         roster=ground.roster,
         models=ground.models,
         opening=ground.opening,
@@ -322,6 +330,7 @@ def _sessions(ground: _Ground, supervisor: RunSupervisor) -> Sessions:
         ),
         inbox=ground.asking.inbox,
         policies=ground.asking.policies,
+        webhooks=webhooks_of(settings, ground.journal, ground.database.reader, ground.masker, ground.metrics),
     )
 
 
@@ -345,26 +354,24 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
     )
     key = settings.http.key.get_secret_value() if settings.http.key else None
     access = Access(SqlKeyStore(database.reader), ground.journal, key)
-    recovery = Recovery(
-        ground.store,
-        ground.journal,
-        ground.hooks,
-        directory_of(ground.opening),
-        partial(ground.own_hooks.of_files, ground.catalog.of_files),
-    )
-    await recovery.run()
     await agents.load()
     await access.load()
     check_bind(settings.http.host, has_keys=access.has_keys)
     commands = await _commands(ground.tools)
     watcher = watcher_of(settings, ground.catalog, agents.reread)
+    delegations = _delegations(ground, supervisor, sessions)
+    recovery = _recovery(settings, ground, sessions, delegations, supervisor)
     services = Services(
         sessions=sessions,
-        delegations=_delegations(ground, supervisor, sessions),
+        delegations=delegations,
+        follow_ups=FollowUps(sessions=sessions, delegations=delegations, supervisor=supervisor, journal=ground.journal),
+        tasks=_tasks(ground, supervisor, sessions),
+        idempotency=_idempotency(ground),
         feed=_feed(ground),
         inbox=ground.asking.inbox,
         explaining=_explaining(ground, sessions),
         audit=SqlAuditStore(database.reader),
+        verifying=_verifying(settings, database),
         artifacts=ground.artifacts,
         access=access,
         agents=agents,
@@ -379,12 +386,49 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
         mcp=mcp,
         data_path=database.location.path,
     )
+    await sessions.webhooks.start()
     mcp.start()
     await own_servers.settle()
+    await recovery.run()
     watcher.start()
     return Wired(
         services=services, database=database, models=ground.models, recovery=recovery, watcher=watcher, mcp=mcp
     )
+
+
+def audit_key_of(settings: Settings) -> bytes | None:
+    """The key of the seals, if there is one."""
+    return settings.audit.key.get_secret_value().encode() if settings.audit.key else None
+
+
+def _verifying(settings: Settings, database: Database) -> Verifying:
+    key = audit_key_of(settings)
+    return Verifying(SqlChainStore(database.looking, key), keyed=key is not None)
+
+
+def _idempotency(ground: _Ground) -> Idempotency:
+    keep_s = ground.settings.http.idempotency_h * 3600
+    return Idempotency(SqlIdempotencyStore(ground.database.reader), ground.journal, keep_s)
+
+
+def _recovery(
+    settings: Settings, ground: _Ground, sessions: Sessions, delegations: Delegations, supervisor: RunSupervisor
+) -> Recovery:
+    """What becomes of runs that another process has left open; sessions wait for that."""
+    recovery = Recovery(
+        ground.store,
+        ground.journal,
+        ground.hooks,
+        directory_of(ground.opening),
+        partial(ground.own_hooks.of_files, ground.catalog.of_files),
+    )
+    if settings.recovery.mode is RecoveryMode.CONTINUE:
+        supervisor.drains = True
+        closing, attempts = Closing(ground.journal), settings.recovery.max_attempts
+        recovery.going_on = Continuing(sessions, delegations, supervisor, closing, attempts)
+    recovery.tell = Untold(sessions, supervisor).tell
+    sessions.gate = ground.asking.inbox.gate = recovery.ready
+    return recovery
 
 
 def _delegations(ground: _Ground, supervisor: RunSupervisor, sessions: Sessions) -> Delegations:
@@ -396,6 +440,16 @@ def _delegations(ground: _Ground, supervisor: RunSupervisor, sessions: Sessions)
         roster=ground.roster,
         models=ground.models,
         reader=ground.definitions,
+    )
+
+
+def _tasks(ground: _Ground, supervisor: RunSupervisor, sessions: Sessions) -> Tasks:
+    return Tasks(
+        sessions=sessions,
+        supervisor=supervisor,
+        journal=ground.journal,
+        store=ground.tasks,
+        retention=ground.retention,
     )
 
 

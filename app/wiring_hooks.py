@@ -8,13 +8,24 @@ from app.agent.definition import AgentDefinition, OwnHook
 from app.agent.errors import InvalidRequest
 from app.agent.hooks import Hook, HookPoint, HookRegistry, OnFailure
 from app.definitions.toolnames import is_delegation, mapped
+from app.hooks.completion import CompletionSender, exact
 from app.hooks.config import HookEntry, build_hook, build_hooks
 from app.masking import ValueMasker
+from app.net.dialler import Dialler, SystemLookup
 from app.net.outgoing import Outgoing
-from app.net.signing import PREFIX
+from app.net.signing import PREFIX, key_of
+from app.sessions.deliveries import Retries
+from app.sessions.journal import Journal
 from app.sessions.opening import Opening
+from app.sessions.webhooks import Webhooks
 from app.settings import Settings
 from app.settings_secrets import url_secrets
+from app.store.reader import Reader
+from app.store.webhooks import SqlWebhookStore
+from app.telemetry.metrics import Metrics
+from app.tools.threads import DaemonThreads
+
+_LOOKUPS = 4  # names of receivers that are looked up at a time
 
 # What matchers written for Claude Code and opencode call our tools.
 _FOREIGN = (
@@ -30,6 +41,31 @@ def hooks_of(settings: Settings, masker: ValueMasker | None = None) -> HookRegis
     ]
     mask = bytes if masker is None else masker.json
     return HookRegistry(build_hooks(entries, Outgoing(settings.hooks.hosts), os.environ, mask), foreign_names)
+
+
+def webhooks_of(
+    settings: Settings, journal: Journal, reader: Reader, masker: ValueMasker, metrics: Metrics
+) -> Webhooks:
+    """The completion webhooks. Names are looked up in threads of their own: a slow name server must hold nobody else
+    up."""
+    given, sender = settings.webhooks, None
+    if given.hosts and given.secret is not None:
+        lookup = SystemLookup(threads=DaemonThreads(_LOOKUPS, "webhook lookup"))
+        dialler = Dialler(anywhere=True, lookup=lookup)  # an operator has named each host, with its port
+        sender = CompletionSender(
+            outgoing=Outgoing(exact(given.hosts), dialler=dialler),
+            key=key_of(given.secret.get_secret_value()),
+            timeout_s=given.timeout_s,
+        )
+    return Webhooks(
+        journal,
+        SqlWebhookStore(reader),
+        sender,
+        retries=Retries(first_s=given.first_pause_s, most_s=given.max_pause_s, total_s=given.total_s),
+        per_host=given.per_host,
+        masked=masker.text,
+        told=metrics.webhook,
+    )
 
 
 class OwnHooks:
@@ -96,6 +132,9 @@ def foreign_names(tool: str) -> Sequence[str]:
 def hook_secrets(settings: Settings) -> list[str]:
     """What webhooks are signed with, with its prefix and without, and what their URLs carry."""
     found = _secrets(settings.hooks.secret_env, None)
+    if settings.webhooks.secret is not None:
+        secret = settings.webhooks.secret.get_secret_value().strip()
+        found += [secret, secret.removeprefix(PREFIX)]
     for entry in settings.hooks.entries:
         found += _secrets(entry.secret_env, entry.url)
     return found

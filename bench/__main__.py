@@ -1,13 +1,13 @@
-"""`make bench`: what can be measured without other services; `ARGS=writer` or `ARGS=audit` for one of them.
+"""`make bench`: what can be measured without other services; `ARGS=writer`, `audit` or `verify` for one of them.
 
 Comparisons with peers need their services and a common harness: see README.md.
 """
 
 import sys
 
-from bench import audit_log, writer_cost
+from bench import audit_log, verify, writer_cost
 
-MEASUREMENTS = {"writer": writer_cost.main, "audit": audit_log.main}
+MEASUREMENTS = {"writer": writer_cost.main, "audit": audit_log.main, "verify": verify.main}
 
 
 def main() -> int:

@@ -9,7 +9,9 @@ from tests.service import ROOT
 
 DELEGATION = "docs/delegation.md"
 GOVERNANCE = "docs/governance.md"
-PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", DELEGATION, GOVERNANCE)
+TASKS = "docs/tasks.md"
+AUDIT = "docs/audit.md"
+PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", DELEGATION, GOVERNANCE, TASKS, AUDIT)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CHANGING = re.compile(r"\b(?:([a-z]+)_[0-9a-z]{26}|(sub)_[0-9a-f]{8})\b")  # ids and made-up names
 TIME = re.compile(r"\b\d{4}-\d\d-\d\dT[\d:.]+Z")

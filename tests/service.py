@@ -16,6 +16,9 @@ WAIT_S = 30.0
 ROOT = Path(__file__).resolve().parent.parent
 
 
+INTERRUPT = {"SUBAGENTD_RECOVERY__MODE": "interrupt"}  # closes what another process left open
+
+
 class Service:
     """One server process after another on one database file."""
 
@@ -37,12 +40,16 @@ class Service:
         path = self.folder / "service.log"
         return path.read_text() if path.exists() else ""
 
-    async def start(self) -> "Service":
-        """Start and wait for the address."""
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        """What is started: its arguments and its environment."""
         base = {k: v for k, v in os.environ.items() if not k.startswith(("SUBAGENTD_", "OPENAI_", "ANTHROPIC_"))}
         args = ["serve", "--json", "--port", "0", "--db", self.where]
         args += ["--workspace", str(self.workspace), *self.args]
-        env = {**base, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **self.env}
+        return args, {**base, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **self.env}
+
+    async def start(self) -> "Service":
+        """Start and wait for the address."""
+        args, env = self.command()
         self.process = forked(args, self.folder, env)
         async with asyncio.timeout(WAIT_S):
             line = await self.process.first_line()

@@ -55,6 +55,7 @@ def log_problems(events: Sequence[Event], *, quiet: bool = True) -> list[str]:
     found += _pairs(events, "handoff.start", "handoff.end", lambda e: str(e["data"]["handoff_id"]))
     found += _pairs(events, "subagent.start", "subagent.stop", lambda e: str(e["run_id"]))
     found += _handoffs(events)
+    found += _notices(events, quiet)
     found += _usage(events)
     found += _idle(events, quiet)
     found += _memories(events)
@@ -65,7 +66,9 @@ def _runs(events: Sequence[Event], quiet: bool) -> list[str]:
     found: list[str] = []
     open_runs: dict[str, str | None] = {}
     ended: set[str] = set()
+    tasks = _Tasks()
     for event in events:
+        found += tasks.problems(event)
         run, kind = event.get("run_id"), event["type"]
         if run is None:
             continue
@@ -78,28 +81,111 @@ def _runs(events: Sequence[Event], quiet: bool) -> list[str]:
         if kind in FINAL:
             ended.add(run)
             open_runs.pop(run, None)
-            found += [f"{run} ends while its child {c} is open" for c, parent in open_runs.items() if parent == run]
+            waited_for = (c for c, parent in open_runs.items() if parent == run and c not in tasks.behind)
+            found += [f"{run} ends while its child {c} is open" for c in waited_for]
     return found + ([f"{run} is open" for run in open_runs] if quiet else [])
+
+
+class _Tasks:
+    """Background tasks as far as the log has been read. `behind`: runs that nobody waits for."""
+
+    def __init__(self) -> None:
+        self.behind: set[str] = set()
+        self._open: dict[str, Event] = {}
+        self._parents: dict[str, str | None] = {}
+        self._detached: set[str] = set()  # runs
+        self._handoffs: dict[str, str] = {}
+
+    def problems(self, event: Event) -> list[str]:
+        """Take one event in."""
+        kind, data = event["type"], event["data"]
+        if kind == "handoff.start" and data.get("background"):
+            self._open[data["handoff_id"]] = event
+        elif kind == "handoff.end":
+            self._open.pop(data["handoff_id"], None)
+        elif kind == "run.queued":
+            self._queued(event)
+        return self._at_an_end(event) if kind in FINAL and kind != "run.interrupted" else []
+
+    def _queued(self, event: Event) -> None:
+        run, data = event["run_id"], event["data"]
+        self._parents[run] = event.get("parent_run_id")
+        if data.get("background"):
+            self.behind.add(run)
+            begun = self._open.get(data["handoff_id"])
+            if begun is not None and begun["data"].get("detached"):
+                self._detached.add(run)
+
+    def _at_an_end(self, event: Event) -> list[str]:
+        """A run says which tasks it leaves behind, and only one that completed leaves any that are not detached."""
+        run, data = event["run_id"], event["data"]
+        left = {task for task, begun in self._open.items() if run in self._above(begun.get("run_id"))}
+        found = []
+        if set(data.get("open_tasks") or ()) != left:
+            found.append(f"{run} ends and says that {data.get('open_tasks')} go on, not {left}")
+        if event["type"] == "run.completed":
+            return found
+        owned = [t for t in left if not self._open[t]["data"].get("detached")]
+        tied = [t for t in owned if run in self._above(self._open[t].get("run_id"), tied=True)]
+        return found + [f"{event['type']} of {run} comes before the end of its task {task}" for task in tied]
+
+    def _above(self, run: str | None, *, tied: bool = False) -> list[str]:
+        found: list[str] = []
+        while run is not None:
+            found.append(run)
+            run = None if tied and run in self._detached else self._parents.get(run)
+        return found
+
+
+def _notices(events: Sequence[Event], quiet: bool) -> list[str]:
+    """Each end of a task is stated once to whoever began it, and each notice is told once, or acknowledged."""
+    begun: dict[str, str | None] = {}
+    stated: Counter[str] = Counter()
+    told: Counter[str] = Counter()
+    posted: set[str] = set()
+    found: list[str] = []
+    for event in events:
+        kind, data = event["type"], event["data"]
+        if kind == "handoff.start" and data.get("background"):
+            begun[data["handoff_id"]] = event.get("run_id")
+        elif kind == "notice":
+            posted.add(data["notice_id"])
+            if data["kind"] == "task":
+                stated[data["handoff_id"]] += 1
+        elif kind == "handoff.end" and data["status"] == "interrupted":
+            begun.pop(data["handoff_id"], None)  # by a process that was killed, which could tell nobody
+        for notice in [*(data.get("notices") or ()), *(data.get("acknowledges") or ())]:
+            told[notice] += 1
+            if notice not in posted:
+                found.append(f"{kind} ({event['id']}) tells {notice}, which was not posted before")
+    found += [f"the end of task {task} is stated {n} times" for task, n in stated.items() if n > 1]
+    found += [f"notice {notice} is told {n} times" for notice, n in told.items() if n > 1]
+    due = [task for task, run in begun.items() if run is not None] if quiet else []
+    return found + [f"the end of task {task} was never stated" for task in due if not stated[task]]
 
 
 def _calls(events: Sequence[Event], quiet: bool) -> list[str]:
     asked: Counter[str] = Counter()
     called: Counter[str] = Counter()
     results: Counter[str] = Counter()
-    started: Counter[str] = Counter()
+    started: Counter[tuple[str, int]] = Counter()
+    attempts: Counter[str] = Counter()  # a process that takes a run up may start a call once more
     for event in events:
         data, kind = event["data"], event["type"]
-        if kind == "message":
+        if kind == "run.resumed" and data["reason"] == "restart":
+            attempts[event["run_id"]] += 1
+        elif kind == "message":
             asked.update(c["call_id"] for c in data.get("tool_calls") or ())
         elif kind == "tool.call":
             called[data["call_id"]] += 1
         elif kind == "tool.start":
-            started[data["call_id"]] += 1
+            started[(data["call_id"], attempts[event["run_id"]])] += 1
         elif kind == "tool.result":
             results[data["call_id"]] += 1
     found = [f"call {c} has {n} {what}" for what, many in (("tool.call", called), ("tool.result", results),
              ("tool.start", started)) for c, n in many.items() if n > 1]  # fmt: skip
-    due = {*called, *started, *asked} if quiet else {*called, *started}
+    begun = {call for call, _ in started}
+    due = {*called, *begun, *asked} if quiet else {*called, *begun}
     found += [f"call {c} has no result" for c in due - set(results)]
     return found + [f"a result for {c}, which nobody asked for" for c in set(results) - set(asked)]
 
@@ -132,7 +218,9 @@ def _handoffs(events: Sequence[Event]) -> list[str]:
             continue  # which is found as a pair that is none
         if any(begun["data"].get(name) != data.get(name) for name in SAME):
             found.append(f"handoff {data['handoff_id']} ends as another than it began")
-        if begun.get("run_id") != event.get("run_id"):
+        by = begun.get("run_id")
+        over = ends.get(str(by), event["id"]) < event["id"]  # nothing is said of a run that has ended
+        if event.get("run_id") != (None if over and begun["data"].get("background") else by):
             found.append(f"handoff {data['handoff_id']} ends in another run than it began")
         found += [
             f"handoff.end {event['id']} before its run {r}" for r in data["run_ids"] if ends.get(r, 0) > event["id"]
@@ -155,20 +243,24 @@ def _usage(events: Sequence[Event]) -> list[str]:
     parents: dict[str, str | None] = {}
     steps: dict[str, Counter[str]] = {}
     answered: Counter[str] = Counter()
+    below: dict[str, Counter[str]] = {}
     for event in events:
         run = event.get("run_id", "")
         if event["type"] == "step.completed":
             steps.setdefault(run, Counter()).update(_amounts(event["data"]["usage"]))
             answered[run] += 1
+        elif event["type"] == "run.queued":
+            parents[run] = event.get("parent_run_id")
         elif event["type"] in FINAL:
             own[run], total[run] = _amounts(event["data"]["usage"]), _amounts(event["data"]["usage_total"])
-            parents[run] = event.get("parent_run_id")
+            above = parents.get(run)
+            while above in total:  # it has ended: what is used after that counts for the nearest one that is open
+                above = parents.get(above)
+            below.setdefault(above or "", Counter()).update(total[run])
     found: list[str] = []
     for run, counted in total.items():
         due, used = Counter(own[run]), steps.get(run, Counter())
-        for child, parent in parents.items():
-            if parent == run:
-                due.update(total[child])
+        due.update(below.get(run, Counter()))
         found += [f"{run}: {t} is {counted[t]}, not {due[t]}" for t in {*counted, *due} if counted[t] != due[t]]
         found += [f"{run}: its steps used more {t} than it says" for t in used if used[t] > own[run][t]]
         if own[run]["model_calls"] < answered[run]:

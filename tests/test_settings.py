@@ -116,7 +116,7 @@ def test_each_setting_is_listed_with_the_place_that_it_comes_from(monkeypatch: p
 
 @pytest.mark.spec("16.5")
 @pytest.mark.parametrize(
-    "text", ["prot = 1\n", "[http]\nprot = 1\n", "[models.profiles.a]\nmodel = 'm'\nbase = 'x'\n", "[webhooks]\n"]
+    "text", ["prot = 1\n", "[http]\nprot = 1\n", "[models.profiles.a]\nmodel = 'm'\nbase = 'x'\n", "[webhook]\n"]
 )
 def test_an_unknown_key_in_the_file_is_refused(text: str) -> None:
     write_toml(text)

@@ -18,6 +18,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from app.agent.admission import CONCURRENT_CHILDREN, CONCURRENT_RUNS
 from app.agent.compaction import Compaction
 from app.agent.delegation import Roster
 from app.agent.duplicates import DuplicateLimits
@@ -38,15 +39,21 @@ from app.definitions.reader import DefinitionReader
 from app.llm.catalog import Models
 from app.llm.profile import Profile
 from app.masking import ValueMasker
+from app.sessions.closing import Closing
+from app.sessions.continuing import Continuing
 from app.sessions.delegations import Delegated, Delegations
 from app.sessions.feed import EventFeed, View
 from app.sessions.inbox import Inbox
 from app.sessions.journal import Journal, replacement
 from app.sessions.opening import Opening
 from app.sessions.ports import EventWriter
+from app.sessions.records import Records
 from app.sessions.recovery import Recovery
 from app.sessions.requests import DelegationInput, RunInput, SessionInput
 from app.sessions.service import Defaults, Sessions
+from app.sessions.tasks import Retention
+from app.sessions.untold import Untold
+from app.sessions.webhooks import Webhooks
 from app.settings_rules import Permissions
 from app.store.database import Database
 from app.store.events import SqlEventLog
@@ -54,6 +61,8 @@ from app.store.memories import SqlMemoryStore
 from app.store.migrate import upgrade
 from app.store.runs import SqlRunStore
 from app.store.tables import metadata
+from app.store.tasks import SqlTaskStore
+from app.store.webhooks import SqlWebhookStore
 from app.tools.builtin import builtin_tools
 from app.tools.function import load_object
 from app.tools.schema import JsonSchemaChecker
@@ -92,6 +101,7 @@ class World:
         self.requests = plan.SEEN
         self.tools: tuple[str, ...] = ()
         self.store = SqlRunStore(database.reader)
+        self.task_store = SqlTaskStore(database.reader)
         self.memories = SqlMemoryStore(database.reader)
         self.log = SqlEventLog(database.reader)
         self.bus: MemoryBus
@@ -109,11 +119,6 @@ class World:
         """A memory with all that was recorded before."""
         await self.journal.flush()
         return await self.memories.load(tenant, memory_id)
-
-    async def lookup(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
-        """A handoff's row with all that was recorded before."""
-        await self.journal.flush()
-        return await self.store.handoff(tenant, handoff_id)
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -246,14 +251,19 @@ async def world(
     gates: ModelGates | None = None,
     duplicates: DuplicateLimits | None = None,
     interrupt_grace_ms: int = GRACE_MS,
+    concurrent_runs: int = CONCURRENT_RUNS,
+    concurrent_children: int = CONCURRENT_CHILDREN,
     hooks: HookRegistry = NO_HOOKS,
     permissions: Permissions | None = None,
     tenant: str = "default",
     recover: bool = True,
+    go_on: bool = False,
+    max_attempts: int = 5,
     verify: bool = True,
 ) -> AsyncIterator[World]:
     """Build and end a service in `folder`; a second world in the same folder is the service after a restart.
 
+    `go_on`: what was in flight is gone on with, else it is closed.
     `script`: YAML of the scripted model instead of `tests.plan`; `base_url`: an OpenAI stub instead of both.
     """
     path = folder / "world.db"
@@ -287,13 +297,23 @@ async def world(
         "gates": gates or ModelGates(),
         "duplicates": duplicates or DuplicateLimits(repeats=10_000),
         "interrupt_grace_ms": interrupt_grace_ms,
+        "concurrent_runs": concurrent_runs,
+        "concurrent_children": concurrent_children,
         "hooks": hooks,
     }
     registry = ToolRegistry((*builtin_tools(), *tools))
     _assemble(made, registry, secrets, wrap, max_bytes, buffer_bytes, own, permissions or Permissions())
     made.recovery = Recovery(made.store, made.journal, hooks, lambda row: str(folder / "workspace"))
+    if go_on:
+        made.supervisor.drains = True
+        made.recovery.going_on = Continuing(
+            made.sessions, made.delegations, made.supervisor, Closing(made.journal), max_attempts
+        )
+    made.recovery.tell = Untold(made.sessions, made.supervisor).tell
+    made.sessions.gate = made.inbox.gate = made.recovery.ready
     if recover:
         await made.recovery.run()
+        await made.recovery.settled()
     try:
         yield made
         await _ended(made, verify=verify)
@@ -309,12 +329,15 @@ async def world(
 async def _ended(made: World, *, verify: bool) -> None:
     """Nothing may be left over, and every log must be true."""
     async with asyncio.timeout(WAIT_S):
+        await made.recovery.stop()
         await made.sessions.close(0)
         await made.delegations.close()
         await made.journal.flush()
     if verify:
         await made.verify()
-    assert (made.supervisor.in_flight, made.feed.readers, made.journal.waiting_bytes) == (0, 0, 0)
+    left = (made.supervisor.in_flight, made.feed.readers, made.journal.waiting_bytes)
+    assert left == (0, 0, 0), left
+    assert (made.supervisor.slots.in_use, made.supervisor.slots.waiting) == (0, 0)
 
 
 def _assemble(
@@ -353,7 +376,7 @@ def _assemble(
             workspace=lambda session: opening.workspace(session.tenant, session.workspace),
             find=load_object,
             load=made.load,
-            lookup=made.lookup,
+            records=Records(made.journal, made.store, made.task_store, Retention()),
             approvals=made.asking.approvals,
             parser=made.asking.parser,
             resolve_path=made.asking.resolver,
@@ -365,13 +388,13 @@ def _assemble(
         supervisor=made.supervisor,
         journal=made.journal,
         store=made.store,
-        memories=made.memories,
         roster=roster,
         models=made.models,
         opening=opening,
         defaults=Defaults(agent="lead", parent_steps=25),
         inbox=made.inbox,
         policies=made.asking.policies,
+        webhooks=Webhooks(made.journal, SqlWebhookStore(database.reader)),
     )
     made.delegations = Delegations(
         sessions=made.sessions,

@@ -6,6 +6,7 @@ A forked server is a process of its own that runs `subagentd serve` with its arg
 command starts from nothing is tested in tests/cli.
 """
 
+import gc
 import json
 import os
 import signal
@@ -22,7 +23,11 @@ def main() -> None:
     """Answer requests until the other side is gone."""
     import app.cli.serving
     import app.main  # noqa: F401
+    from app.masking.shapes import patterns_of
 
+    patterns_of()  # which keeps what it has compiled
+    gc.collect()
+    gc.freeze()  # what is there stays for good: no server has to look through it when it starts
     with socket.socket(fileno=0) as line:
         while True:
             data, files, _, _ = socket.recv_fds(line, BYTES, 1)

@@ -16,7 +16,7 @@ from app.agent.errors import Conflict, InvalidRequest, NotFound
 from app.agent.events import Event, Recorder
 from app.agent.ids import new_id, now_us
 from app.agent.permissions import Decision, PermissionRule, Scope, Verdict
-from app.agent.runs import Run, Session
+from app.agent.runs import AskedBefore, Run, Session
 
 EXPIRES_MS = 300_000  # spec 8.2
 
@@ -52,7 +52,8 @@ class Answer:
 @dataclass(slots=True, kw_only=True)
 class Question:
     """One call that waits for an answer. `digest` binds the answer to these arguments; `again` decides the call anew
-    when a rule was added; `problem` says what is wrong with arguments that an answer gives. Times in µs."""
+    when a rule was added; `problem` says what is wrong with arguments that an answer gives. `stands_in`: it is about an
+    agent in the place of another. Times in µs."""
 
     id: str
     session: Session
@@ -67,6 +68,7 @@ class Question:
     expires_at: int
     again: Callable[[], Decision]
     problem: Callable[[Mapping[str, Any]], str | None]
+    stands_in: bool
     answered: "asyncio.Future[Answer]" = field(repr=False)
 
 
@@ -78,6 +80,7 @@ class Approvals:
         self._expires_ms = expires_ms
         self._open: dict[str, Question] = {}
         self._rules: dict[str, list[PermissionRule]] = {}
+        self._expected: dict[str, asyncio.Future[None]] = {}
 
     def rules(self, session_id: str) -> tuple[PermissionRule, ...]:
         """What persons have allowed for a session."""
@@ -116,31 +119,41 @@ class Approvals:
         decision: Decision,
         again: Callable[[], Decision],
         problem: Callable[[Mapping[str, Any]], str | None],
+        before: AskedBefore | None = None,
+        *,
+        stands_in: bool = False,
     ) -> Answer:
         """State the question and wait for its answer; without one in time it is expired. Exactly one settlement is
-        recorded, also when the waiting run is cancelled."""
-        asked = now_us()
+        recorded, also when the waiting run is cancelled. `before`: it was stated in an earlier process, and may have
+        been answered there."""
+        if before is not None and before.answer is not None:
+            return _given(before.answer)
+        asked = now_us() if before is None else before.asked_at
+        expires = asked + self._expires_ms * 1000 if before is None else before.expires_at
         question = Question(
-            id=new_id("apr"),
+            id=new_id("apr") if before is None else before.approval_id,
             session=session,
             run=run,
             step=step,
             call_id=call_id,
             tool=tool,
             arguments=arguments,
-            digest=digest_of(tool, arguments),
+            digest=digest_of(tool, arguments) if before is None else before.digest,
             decision=decision,
             asked_at=asked,
-            expires_at=asked + self._expires_ms * 1000,
+            expires_at=expires,
             again=again,
             problem=problem,
+            stands_in=stands_in,
             answered=asyncio.get_running_loop().create_future(),
         )
         self._open[question.id] = question
-        self._recorder.record(run, events.PERMISSION_REQUESTED, _requested(question), step=step)
+        if before is None:
+            self._recorder.record(run, events.PERMISSION_REQUESTED, _requested(question), step=step)
+        self.unexpect(question.id)
         answer = Answer(kind=AnswerKind.CANCELLED)
         try:
-            async with asyncio.timeout(self._expires_ms / 1000):
+            async with asyncio.timeout(max(0.0, (expires - now_us()) / 1e6)):
                 answer = await question.answered
         except TimeoutError:
             # in the same moment somebody may have answered: what is recorded holds
@@ -150,6 +163,52 @@ class Approvals:
             if self._open.pop(question.id, None) is not None:  # else its settlement is recorded
                 self._resolve(question, answer)
         return answer
+
+    # ── after a restart ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def expect(self, approval_id: str) -> None:
+        """A question of an earlier process that its run is about to put again."""
+        self._expected[approval_id] = asyncio.get_running_loop().create_future()
+
+    def unexpect(self, approval_id: str) -> None:
+        """It is settled, or nobody puts it again."""
+        waiting = self._expected.pop(approval_id, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def is_expected(self, question: AskedBefore) -> bool:
+        """Whether a question of an earlier process was not put again."""
+        return question.approval_id in self._expected
+
+    async def expected(self, approval_id: str, seconds: float) -> None:
+        """Wait until a question is put again, if it is one of those; at most so long."""
+        waiting = self._expected.get(approval_id)
+        if waiting is not None:
+            await asyncio.wait([waiting], timeout=seconds)
+
+    def expect_no_more(self) -> None:
+        """The process ends: what was not put again is put by the next one."""
+        for approval_id in list(self._expected):
+            self.unexpect(approval_id)
+
+    def withdraw(self, run: Run, question: AskedBefore, call_id: str, tool: str) -> None:
+        """Nobody puts this question again: its run has ended without."""
+        self.unexpect(question.approval_id)
+        payload = events.PermissionResolved(
+            approval_id=question.approval_id,
+            call_id=call_id,
+            tool=tool,
+            digest=question.digest,
+            decision=AnswerKind.CANCELLED.value,
+            kind="cancelled",
+            by=None,
+            rule=None,
+            scope=None,
+            owner=None,
+            reason="the run ended before it was answered",
+            arguments=None,
+        )
+        self._recorder.record(run, events.PERMISSION_RESOLVED, payload, step=question.step)
 
     def answer(self, tenant: str, approval_id: str, answer: Answer) -> Event:
         """Settle an open question; the event that says so. Raises `NotFound` for one that is not open here, `Conflict`
@@ -195,6 +254,16 @@ class Approvals:
         )
 
 
+def _given(payload: Mapping[str, Any]) -> Answer:
+    """An answer as it was recorded."""
+    return Answer(
+        kind=AnswerKind(payload["decision"]),
+        by=payload.get("by") or "",
+        arguments=payload.get("arguments"),
+        message=payload.get("reason") or "",
+    )
+
+
 def digest_of(tool: str, arguments: Any) -> str:
     """SHA-256 in hex of a tool's name and its arguments, whatever the order of their keys."""
     text = json.dumps([tool, arguments], ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
@@ -204,7 +273,7 @@ def digest_of(tool: str, arguments: Any) -> str:
 def _requested(question: Question) -> events.PermissionRequested:
     decision = question.decision
     rule = decision.suggested_rule
-    return events.PermissionRequested(
+    payload = events.PermissionRequested(
         approval_id=question.id,
         call_id=question.call_id,
         tool=question.tool,
@@ -217,6 +286,9 @@ def _requested(question: Question) -> events.PermissionRequested:
         suggested_rule=None if rule is None else str(rule),
         expires_at=question.expires_at,
     )
+    if question.stands_in:
+        payload["stands_in"] = True
+    return payload
 
 
 def _resolved(question: Question, answer: Answer, rule: PermissionRule | None) -> events.PermissionResolved:

@@ -37,7 +37,10 @@ async def ask(work: Work, request: ChatRequest, *, last: bool = False) -> Reply:
     tried = 0
     work.shown, work.thought = [], []  # nothing of an earlier step is part of this one
     while True:
-        await _through_gate(work)
+        if work.gates.left_ms(work.model.name) > 0:
+            work.meter.put_off()  # or whoever has the place meanwhile might wait for what this call has reserved
+            request = await _after(work, request, work.gates.passed(work.model.name), last=last)
+            continue
         shown = _Shown()
         try:
             return await _once(work, request, shown)
@@ -48,9 +51,7 @@ async def ask(work: Work, request: ChatRequest, *, last: bool = False) -> Reply:
                 keep_partial(work, last=last)
                 raise
             _withdraw(work, error, tried, pause_ms, shown)
-            await _rest(work, asyncio.sleep(pause_ms / 1000))
-            max_tokens = await work.meter.before(request.messages, request.tools, last=last)
-            request = replace(request, max_tokens=max_tokens)
+            request = await _after(work, request, asyncio.sleep(pause_ms / 1000), last=last)
         except asyncio.CancelledError:
             keep_partial(work, last=last)
             raise
@@ -101,18 +102,23 @@ def _pause_ms(work: Work, tried: int, error: ModelError, *, last: bool = False) 
     return pause_ms if pause_ms is not None and work.time_for(pause_ms, last=last) else None
 
 
-async def _through_gate(work: Work) -> None:
-    """Wait while the model asked everybody to."""
-    left_ms = work.gates.left_ms(work.model.name)
-    if left_ms > 0:
-        await _rest(work, work.gates.passed(work.model.name))
+async def _after(work: Work, request: ChatRequest, pause: Awaitable[None], *, last: bool) -> ChatRequest:
+    """The request as it may be made after a pause. Raises `BudgetSpent` when others have used what it needs."""
+    await _rest(work, pause)
+    max_tokens = await work.meter.before(request.messages, request.tools, last=last)
+    return replace(request, max_tokens=max_tokens)
 
 
 async def _rest(work: Work, pause: Awaitable[None]) -> None:
-    """Wait, and say so; also when a deadline or a cancellation ends it."""
+    """Wait, and say so; also when a deadline or a cancellation ends it. Others have the run's places meanwhile. Nothing
+    may be reserved then."""
     work.calls.wait(work.run, "retry")
     try:
-        await pause
+        if work.places is None:
+            await pause
+            return
+        async with work.places.away():
+            await pause
     finally:
         work.calls.resume(work.run, "retry")
 
@@ -169,7 +175,8 @@ async def summarised(work: Work, said: str, wish: str = "", tokens: int = SUMMAR
     message = Message(role=Role.USER, content=f"{said}\n\n{wish or work.texts.summarise}")
     tried = 0
     while True:
-        await _through_gate(work)
+        if work.gates.left_ms(work.model.name) > 0:
+            await _rest(work, work.gates.passed(work.model.name))
         max_tokens = await work.meter.before((message,), (), bound=tokens)
         request = ChatRequest(messages=(message,), temperature=FORCED_TEMPERATURE, max_tokens=max_tokens)
         try:

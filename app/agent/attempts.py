@@ -4,15 +4,18 @@ Knows neither admission nor fallbacks: `handoff.py` decides about those.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from app.agent import events
 from app.agent.budget import Budget, Reservation
 from app.agent.definition import AgentDefinition
 from app.agent.errors import SubagentdError
-from app.agent.orders import BUDGET_CODE, Delegator, HandoffOrder, HandoffResult, Pacing, TaskState
+from app.agent.messages import Usage
+from app.agent.orders import BUDGET_CODE, MEMORY_BUSY, Delegator, HandoffOrder, HandoffResult, Pacing, TaskState
+from app.agent.patience import patiently
 from app.agent.permissions import PermissionPolicy, of_child
 from app.agent.policy import HandoffPolicy, shortest
 from app.agent.runs import (
@@ -21,19 +24,26 @@ from app.agent.runs import (
     Fallback,
     HandoffStatus,
     Launcher,
+    Progress,
     ReusePlan,
+    Run,
     RunOutcome,
     RunRequest,
     RunStatus,
     StopReason,
+    ToolActivity,
 )
 
 _STOPPED = {
     HandoffStatus.CANCELLED: Failure(code="cancelled", message="the handoff was cancelled"),
     HandoffStatus.INTERRUPTED: Failure(code="interrupted", message="the service stopped between two attempts"),
 }
+_IN_USE = Failure(
+    code=MEMORY_BUSY,
+    message="this task is being continued already: wait for its end before it is resumed once more",
+)
 _WAITS_FOR_ITSELF = Failure(
-    code="memory_busy",
+    code=MEMORY_BUSY,
     message="the memory of this agent is in use by a run that waits for this one: waiting for it would never end",
 )
 
@@ -92,10 +102,30 @@ class HandoffClock:
             self._timer = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftHandoff:
+    """A handoff that another process had begun: its row, its runs in order, and how far the one that is open had
+    come; without one the last has ended: `passing` of something that may be over. `spent`: what they have used with
+    those below them, by the kinds of a budget, `wall_ms` among them."""
+
+    row: Mapping[str, Any]
+    runs: Sequence[Mapping[str, Any]]
+    progress: Progress | None
+    passing: bool = False
+    spent: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def attempts(self) -> int:
+        """How often it was tried."""
+        return len(self.runs)
+
+
 @dataclass(slots=True)
 class OpenHandoff:
     """One handoff while it goes on. `counted`: it was taken out of the budget as a delegation; `until`: when it must
-    have ended, on its own `clock`; `ending`: it was `stopped`, which also counts while no run of it is under way."""
+    have ended, on its own `clock`; `ending`: it was `stopped`, which also counts while no run of it is under way.
+    `background`: nobody waits for it; `owner`: the run that it ends with then, None for none; `above`: the runs that it
+    lies below, nearest first. `left`: another process had begun it, and its last run is gone on with first."""
 
     id: str
     name: str
@@ -116,6 +146,10 @@ class OpenHandoff:
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     final: HandoffResult | None = None
+    background: bool = False
+    owner: str | None = None
+    left: LeftHandoff | None = None
+    above: tuple[str, ...] = ()
 
     def state(self) -> TaskState:
         """What somebody who asks is told."""
@@ -135,6 +169,20 @@ class OpenHandoff:
         """The result of one that was stopped while no run of it was under way."""
         status = self.stopped or HandoffStatus.CANCELLED
         return self.result(status, _STOPPED[status])
+
+    async def ended(self) -> HandoffResult:
+        """Wait for its end."""
+        await self.done.wait()
+        assert self.final is not None
+        return self.final
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Wait for its end that long; whether it has come."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.done.wait()
+        except TimeoutError:
+            return False
 
     async def ends_within(self, seconds: float) -> bool:
         """Wait that long, unless somebody wants it to end; whether somebody does."""
@@ -173,8 +221,12 @@ class Attempts:
         tries = policy.max_retries + 1 if policy.enabled else 1
         until = handoff.until = deadline_of(policy, clock)
         last_start = until or clock.time() + self._pacing.deadline_ms / 1000
+        if handoff.left is not None:
+            tries = max(1, tries - max(0, handoff.left.attempts - 1))
+            if until is not None:  # what was used before counts
+                until = handoff.until = last_start = until - handoff.left.spent.get("wall_ms", 0) / 1000
         while True:
-            result = await self.once(handoff, request, until)
+            result = _ended_before(handoff) or await self.once(handoff, request, until)
             tries -= 1
             if result.ok or tries <= 0 or result.error is None or not result.error.passing:
                 return result
@@ -191,28 +243,21 @@ class Attempts:
     ) -> HandoffResult:
         """One run, from its queueing to its end, at `until` (on the clock of the handoff) at the latest. Nothing of it
         goes on when this returns."""
-        seat = None
+        progress = None
+        if handoff.left is not None:
+            progress, handoff.left = handoff.left.progress, None
+        run: Run | HandoffResult | None = None
         try:
-            if handoff.plan is not None:
-                by = handoff.by
-                seat = self._launcher.seat(by.session.tenant, handoff.plan.memory_id, by.run)
-                if seat is None:
-                    return handoff.result(HandoffStatus.FAILED, _WAITS_FOR_ITSELF)
-                await seat.opened()
-                request = replace(request, memory_id=seat.memory_id, seat=seat)
-            if handoff.ending.is_set():
-                if seat is not None:
-                    seat.leave()
-                return handoff.cut_short()
-            run = self._launcher.launch(request)
-        except BaseException as error:  # border to the launcher: whatever it is, also a cancel, the seat is given back
-            if seat is not None:
-                seat.leave()
-            if not isinstance(error, SubagentdError):
-                raise
-            return handoff.result(HandoffStatus.FAILED, Failure(code=error.code, message=error.message))
-        handoff.runs.append(run.id)
-        handoff.attempts += counts
+            run = await self._launched(handoff, request, progress)
+        finally:
+            if not isinstance(run, Run) and progress is not None:  # whatever it is: that run is open in the log
+                stopped = handoff.stopped or HandoffStatus.CANCELLED
+                self._launcher.drop(progress.run, RunStatus(stopped.value))
+        if isinstance(run, HandoffResult):
+            return run
+        if progress is None:
+            handoff.runs.append(run.id)
+            handoff.attempts += counts
         if handoff.started is not None and len(handoff.runs) == 1:
             handoff.started(handoff.id, run.id)
         # not by the run's own clock, which stands still while it waits for its memory
@@ -224,6 +269,47 @@ class Attempts:
                 await self._launcher.cancel(run.id)
                 raise
         return handoff.result(HandoffStatus(outcome.status.value), outcome.error or _unfinished(outcome), outcome)
+
+    async def _launched(
+        self, handoff: OpenHandoff, request: RunRequest, progress: Progress | None
+    ) -> Run | HandoffResult:
+        """The run of one attempt, or why there is none."""
+        seat = None
+        try:
+            if progress is not None:
+                seat = self._launcher.left_seat(progress.run.id)
+            if seat is None and handoff.plan is not None:
+                by = handoff.by
+                waiting = None if handoff.background else by.run
+                seat = self._launcher.seat(
+                    by.session.tenant,
+                    handoff.plan.memory_id,
+                    waiting,
+                    alone=handoff.plan.alone,
+                    again=progress is not None,
+                )
+                if seat is None:
+                    problem = _IN_USE if handoff.plan.alone else _WAITS_FOR_ITSELF
+                    return handoff.result(HandoffStatus.FAILED, problem)
+            if seat is not None:
+                if progress is None:
+                    await seat.opened()
+                else:
+                    await patiently(f"the memory of run {progress.run.id}", seat.opened)
+                request = replace(request, memory_id=seat.memory_id, seat=seat)
+            if handoff.ending.is_set():
+                if seat is not None:
+                    seat.leave()
+                return handoff.cut_short()
+            if progress is not None:
+                request = replace(request, memory_id=progress.run.memory_id, progress=progress)
+            return self._launcher.launch(request)
+        except BaseException as error:  # border to the launcher: whatever it is, also a cancel, the seat is given back
+            if seat is not None:
+                seat.leave()
+            if not isinstance(error, SubagentdError):
+                raise
+            return handoff.result(HandoffStatus.FAILED, Failure(code=error.code, message=error.message))
 
     def _cut(self, run_id: str) -> None:
         task = asyncio.create_task(self._launcher.cancel(run_id, status=RunStatus.TIMED_OUT), name=f"cut {run_id}")
@@ -266,7 +352,38 @@ class Attempts:
             above=handoff.budget,
             output_schema=order.output_schema if order.output_schema is not None else definition.output_schema,
             permissions=_permissions(by, definition),
+            background=handoff.background,
+            detached=handoff.background and order.detached,
         )
+
+
+def _ended_before(handoff: OpenHandoff) -> HandoffResult | None:
+    """What came of the last run of a handoff that another process had begun, if that run has ended."""
+    left = handoff.left
+    if left is None or left.progress is not None or not left.runs:
+        return None
+    handoff.left = None
+    outcome = outcome_of(left.runs[-1], passing=left.passing)
+    return handoff.result(HandoffStatus(outcome.status.value), outcome.error or _unfinished(outcome), outcome)
+
+
+def outcome_of(row: Mapping[str, Any], *, passing: bool = False) -> RunOutcome:
+    """How a run ended, from its row. `passing`: it may be tried again."""
+    error = None
+    if row["error"]:
+        error = Failure(code=row["error"]["code"], message=row["error"]["message"], passing=passing)
+    return RunOutcome(
+        status=RunStatus(row["status"]),
+        stop_reason=StopReason(row["stop_reason"]),
+        output=row["output"] or "",
+        steps=row["steps"] or 0,
+        usage=Usage.from_dict(row["usage"] or {}),
+        usage_total=Usage.from_dict(row["usage_total"] or {}),
+        forced=bool(row["forced"]),
+        partial=bool(row["partial"]),
+        error=error,
+        activity=tuple(ToolActivity(**each) for each in row["activity"] or ()),
+    )
 
 
 def _permissions(by: Delegator, definition: AgentDefinition) -> Ceiling | None:
@@ -302,14 +419,24 @@ def started_payload(handoff: OpenHandoff) -> events.HandoffStarted:
         depth=by.child_depth,
         session_mode=order.definition.session_mode.value,
         surface=order.surface,
-        background=False,
+        background=handoff.background,
         input=order.input,
         purpose=order.purpose,
     )
-    if plan is not None:
+    if plan is not None and plan.resumes is not None:
+        payload["resumes"] = plan.resumes
+    elif plan is not None:
         payload["session_scope"] = plan.scope.value
         if plan.note is not None:
             payload["scope_note"] = plan.note
+    if handoff.background and order.detached:
+        payload["detached"] = True
+    if order.max_steps is not None:
+        payload["max_steps"] = order.max_steps
+    if order.session_key is not None:
+        payload["session_key"] = order.session_key
+    if order.given is not None:
+        payload["given"] = dict(order.given)
     return payload
 
 

@@ -350,6 +350,18 @@ class Meter:
         """The conversation was shortened: what was counted of it does not hold any more."""
         self._known = None
 
+    def put_off(self) -> None:
+        """The call that was reserved is made later, after another `before`: its room is others' meanwhile. A root keeps
+        it back if nothing else is, so that it still has an answer."""
+        if self._open is None or self._budget is None:
+            return
+        amount = self._open.amount
+        self._open.settle(NOTHING)
+        self._open = None
+        if self._root and self._held is None:
+            again = self._budget.reserve(amount)
+            self._held = again if isinstance(again, Reservation) else None
+
     def release(self) -> None:
         """The run has ended: give back what was kept for its end, and a call that was reserved and never made."""
         self._let_go()

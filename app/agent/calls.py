@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.agent import events
+from app.agent import events, faults
+from app.agent.approvals import Answer, AnswerKind
 from app.agent.artifacts import READER, new_artifact
 from app.agent.budget import ONE_TOOL_CALL, Refusal, take
 from app.agent.clearance import Cleared, Sight
@@ -30,7 +31,7 @@ from app.agent.events import Masker, Recorder, Write
 from app.agent.ids import new_id
 from app.agent.interruption import GRACE_MS, Interruption, OutOfTime, bounded
 from app.agent.messages import Message, Role, ToolCall
-from app.agent.runs import Run, ToolActivity
+from app.agent.runs import LeftCall, Run, ToolActivity
 from app.agent.texts import filled
 from app.agent.tools import (
     Interrupt,
@@ -38,11 +39,12 @@ from app.agent.tools import (
     SchemaChecker,
     Tool,
     ToolContext,
+    ToolRegistry,
     ToolResult,
     ToolSpec,
     validated,
 )
-from app.agent.turns import CANCELLED_TEXT, NOT_RUN_TEXT, Board, Turn, groups, is_delegation
+from app.agent.turns import CANCELLED_TEXT, MASKED_TEXT, NOT_RUN_TEXT, UNKNOWN_TEXT, Board, Turn, groups, is_delegation
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,10 @@ class ToolCalls:
         limit: OutputLimit,
         duplicates: DuplicateLimits | None = None,
         grace_ms: int = GRACE_MS,
+        answered: Callable[[Run, str], None] = lambda run, call_id: None,
     ) -> None:
+        """`answered` is told of each call of an earlier process that has its result."""
+        self._answered = answered
         self.duplicates = Duplicates(duplicates or DuplicateLimits())
         self._recorder = recorder
         self._checker = checker
@@ -70,23 +75,53 @@ class ToolCalls:
         self._activity: dict[str, list[int]] = {}
         self._open: dict[str, float] = {}  # calls with a tool.call and no tool.result, and when they began
         self._started: dict[str, events.Event] = {}  # delegations under way
+        self.finished: set[str] = set()  # calls that have a result
+        self._watching: set[str] = set()  # calls that wait for tasks
         self._beside: set[asyncio.Task[None]] = set()  # calls in a task of their own that are no delegations
         self._alone = asyncio.Lock()
         self._waits: dict[str, int] = {}  # for what the run waits, and for how many of it
         self.spent: Refusal | None = None  # a call that the budget had no room for
 
     @property
+    def at_rest(self) -> bool:
+        """Whether all calls under way wait for persons or for other runs."""
+        waiting = len(self._started) + len(self._watching) + self._waits.get("approval", 0)
+        return 0 < len(self._open) <= waiting
+
+    @property
     def activity(self) -> tuple[ToolActivity, ...]:
         """What was used, in the order of first use."""
         return tuple(ToolActivity(name=name, calls=calls, total_ms=ms) for name, (calls, ms) in self._activity.items())
 
-    async def execute(self, turn: Turn, calls: Sequence[ToolCall], history: list[Message]) -> None:
-        """Run the calls and append their tool messages to `history`, in call order.
+    def restore(self, activity: Sequence[ToolActivity], said: Sequence[Message], registry: ToolRegistry) -> None:
+        """What was done before this process: what was used, and which calls were made in which order."""
+        self._activity = {used.name: [used.calls, used.total_ms] for used in activity}
+        results = {m.tool_call_id: m.content for m in said if m.tool_call_id is not None}
+        for call in (call for message in said for call in message.tool_calls if call.call_id in results):
+            tool = registry.get(call.name)
+            if tool is None:
+                continue
+            try:
+                arguments = validated(tool.spec, call, self._checker)
+            except ToolError:
+                continue  # such a call is not counted
+            if self.duplicates.check(call.call_id, call.name, arguments, poller=tool.spec.poller) is None:
+                self.duplicates.result(call.call_id, results[call.call_id])
+
+    async def execute(
+        self,
+        turn: Turn,
+        calls: Sequence[ToolCall],
+        history: list[Message],
+        results: Mapping[str, Message] | None = None,
+    ) -> None:
+        """Run the calls and append their tool messages to `history`, in call order. `results`: those that an earlier
+        process has left, by the ids of their calls.
 
         Every call gets exactly one `tool.result` and its message, also when this is cancelled or a handoff ends the
         turn; in these two cases the exception is raised after that.
         """
-        board = Board(self, turn, calls)
+        board = Board(self, turn, calls, results)
         if any(is_delegation(turn, call) for call in calls):
             self.wait(turn.run, "child")
         status, text = "not_run", NOT_RUN_TEXT
@@ -151,14 +186,21 @@ class ToolCalls:
         """One call through all stages of spec 6.5."""
         self._activity.setdefault(call.name, [0, 0])  # here, so that their order is that of first use
         try:
+            left = turn.left.get(call.call_id)
+            if left is not None and left.called:
+                self._open[call.call_id] = asyncio.get_running_loop().time()
             tool = self._existing(turn, call)
+            given_up = self._given_up(turn, tool, left) if left is not None else None
+            if given_up is not None:
+                return self.finish(turn, call, sub, given_up)
             arguments = validated(tool.spec, call, self._checker)
-            self._recorder.record(turn.run, events.TOOL_CALL, _called(call, arguments, sub), step=turn.step)
-            self._open[call.call_id] = asyncio.get_running_loop().time()
+            if call.call_id not in self._open:
+                self._recorder.record(turn.run, events.TOOL_CALL, _called(call, arguments, sub), step=turn.step)
+                self._open[call.call_id] = asyncio.get_running_loop().time()
             self._not_again(turn, tool, call, arguments)
             cleared = Cleared(arguments=arguments)
             if turn.clearance is not None:
-                cleared = await turn.clearance.before(turn.step, call.call_id, tool, arguments)
+                cleared = await _cleared(turn, tool, call, arguments)
                 if cleared.arguments != arguments:
                     call = _rewritten(call, cleared.arguments)
             self._afford(turn, tool)
@@ -177,7 +219,8 @@ class ToolCalls:
         except ToolError as error:
             result = ToolResult(content=_prefixed(turn, call, error), is_error=True, status="error")
         except HandoffStop as error:
-            told = self.finish(turn, call, sub, ToolResult(content=error.result, is_error=True, status="error"))
+            stopped = ToolResult(content=error.result, is_error=True, status="error")
+            told = self.finish(turn, call, sub, stopped, stop=error)
             error.result = told.content  # as it stands in the log: masked and cut
             raise
         return self.finish(turn, call, sub, result, await self._masked_aside(result.content))
@@ -190,6 +233,18 @@ class ToolCalls:
     def masked(self, text: str) -> str:
         """A text without secrets."""
         return self._masker.text(text)
+
+    def _given_up(self, turn: Turn, tool: Tool, left: LeftCall) -> ToolResult | None:
+        """The result of a call of an earlier process that must not be carried out again, or cannot be, as the log has
+        its arguments without their secrets."""
+        if left.started and not (tool.spec.read_only or tool.spec.delegation):
+            return ToolResult(content=UNKNOWN_TEXT, is_error=True, status="unknown")
+        if left.delegated or not self._masker.hides(_known_arguments(left)):
+            return None
+        if left.asked is not None and turn.clearance is not None:
+            turn.clearance.withdraw(left.asked, left.call_id, left.tool)
+        status = "unknown" if left.started and not tool.spec.delegation else "not_run"
+        return ToolResult(content=MASKED_TEXT, is_error=True, status=status)
 
     def _not_again(self, turn: Turn, tool: Tool, call: ToolCall, arguments: Any) -> None:
         """Raises `RepeatedCall` when the run goes in a circle."""
@@ -223,6 +278,8 @@ class ToolCalls:
         start = self._recorder.record(turn.run, events.TOOL_START, payload, step=turn.step)
         if tool.spec.delegation:
             self._started[call.call_id] = start
+        elif tool.spec.waits:
+            self._watching.add(call.call_id)
         return start
 
     async def _carried_out(
@@ -258,7 +315,10 @@ class ToolCalls:
         # a delegation has no effect of its own: what its children do is committed before they do it
         if not (tool.spec.read_only or tool.spec.delegation):
             await self._recorder.committed(start)
-        return await self._invoke(tool, cleared, turn, call)
+        faults.hit("tool_started")
+        result = await self._invoke(tool, cleared, turn, call)
+        faults.hit("tool_returned")
+        return result
 
     @staticmethod
     def _existing(turn: Turn, call: ToolCall) -> Tool:
@@ -346,12 +406,13 @@ class ToolCalls:
     @staticmethod
     def _stands_in(turn: Turn, call: ToolCall, arguments: Any) -> Callable[[str, str], Awaitable[None]] | None:
         """How it is asked whether another agent may stand in for the one that a call asked for."""
-        clearance = turn.clearance
+        clearance, left = turn.clearance, turn.left.get(call.call_id)
         if clearance is None:
             return None
+        before = left.stand_in if left is not None else None
 
         async def asked(tool: str, agent: str) -> None:
-            await clearance.stands_in(turn.step, call.call_id, tool, agent, arguments)
+            await clearance.stands_in(turn.step, call.call_id, tool, agent, arguments, before)
 
         return asked
 
@@ -371,10 +432,23 @@ class ToolCalls:
 
         return progress
 
-    def finish(self, turn: Turn, call: ToolCall, sub: int, result: ToolResult, masked: str | None = None) -> Message:
-        """Mask, cut, record, count; returns the tool message. `masked`: its content, where that was done already."""
+    def finish(
+        self,
+        turn: Turn,
+        call: ToolCall,
+        sub: int,
+        result: ToolResult,
+        masked: str | None = None,
+        stop: HandoffStop | None = None,
+    ) -> Message:
+        """Mask, cut, record, count; returns the tool message. `masked`: its content, where that was done already;
+        `stop`: what the run ends with by it."""
+        self.finished.add(call.call_id)
+        if call.call_id in turn.left:
+            self._answered(turn.run, call.call_id)
         began = self._open.pop(call.call_id, None)
         self._started.pop(call.call_id, None)
+        self._watching.discard(call.call_id)
         duration_ms = 0 if began is None else int((asyncio.get_running_loop().time() - began) * 1000)
         text = self._masker.text(result.content) if masked is None else masked
         content, length, artifact_id, also = self._kept(turn, call, text)
@@ -382,29 +456,31 @@ class ToolCalls:
         counts = self._activity.setdefault(call.name, [0, 0])
         counts[0] += 1
         counts[1] += duration_ms
-        self._recorder.record(
-            turn.run,
-            events.TOOL_RESULT,
-            events.ToolResulted(
-                call_id=call.call_id,
-                provider_call_id=call.provider_call_id,
-                tool=call.name,
-                message_id=new_id("msg"),
-                memory_id=turn.run.memory_id,
-                memory_seq=turn.memory_seq + sub,
-                turn=turn.run.turn,
-                sub=sub,
-                status=result.status,
-                is_error=result.is_error,
-                content=content,
-                duration_ms=duration_ms,
-                length=length,
-                arguments=call.raw if began is None else None,
-                artifact_id=artifact_id,
-            ),
-            step=turn.step,
-            also=also,
+        payload = events.ToolResulted(
+            call_id=call.call_id,
+            provider_call_id=call.provider_call_id,
+            tool=call.name,
+            message_id=new_id("msg"),
+            memory_id=turn.run.memory_id,
+            memory_seq=turn.memory_seq + sub,
+            turn=turn.run.turn,
+            sub=sub,
+            status=result.status,
+            is_error=result.is_error,
+            content=content,
+            duration_ms=duration_ms,
+            length=length,
+            arguments=call.raw if began is None else None,
+            artifact_id=artifact_id,
         )
+        # a hook may have put an error in the place of what was fetched
+        if result.fetched is not None and not result.is_error and turn.acknowledge is not None:
+            settled = turn.acknowledge(result.fetched)
+            if settled:
+                payload["acknowledges"] = settled
+        if stop is not None:
+            payload["stops"] = events.ErrorInfo(code=stop.code, message=self._masker.text(stop.message))
+        self._recorder.record(turn.run, events.TOOL_RESULT, payload, step=turn.step, also=also)
         seq = turn.memory_seq + sub
         return Message(role=Role.TOOL, content=content, tool_call_id=call.call_id, is_error=result.is_error, seq=seq)
 
@@ -416,6 +492,32 @@ class ToolCalls:
         how = f"; {READER} reads it" if READER in turn.offered else ""
         content, length = self._limit.cut(text, f"; the whole is artifact {artifact_id}{how}")
         return content, length, artifact_id, (row,)
+
+
+async def _cleared(turn: Turn, tool: Tool, call: ToolCall, arguments: Any) -> Cleared:
+    """The call as it may run; one that an earlier process had asked about, or had begun, as it was cleared there."""
+    assert turn.clearance is not None
+    left = turn.left.get(call.call_id)
+    if left is not None and left.asked is not None:
+        return await turn.clearance.resumed(turn.step, call.call_id, tool, left.asked)
+    if left is not None and left.delegated:  # what it has started goes on
+        return Cleared(arguments=arguments)
+    return await turn.clearance.before(turn.step, call.call_id, tool, arguments)
+
+
+def _known_arguments(left: LeftCall) -> str:
+    """The text of the arguments with which a call of an earlier process would go on; empty for one that was not
+    allowed."""
+    asked = left.asked
+    if asked is None:
+        return left.raw
+    answer = asked.answer
+    if answer is None:
+        return json.dumps(asked.arguments)
+    if not Answer(kind=AnswerKind(answer["decision"])).allows:
+        return ""
+    given = answer.get("arguments")
+    return json.dumps(asked.arguments if given is None else given)
 
 
 async def _contained(tool: Tool, arguments: Any, context: ToolContext) -> ToolResult | BaseException:

@@ -21,7 +21,7 @@ from app.agent.interruption import Interruption, OutOfTime, bounded
 from app.agent.permission_rules import COMMAND, PermissionRule, lies_in
 from app.agent.permission_subjects import place_of
 from app.agent.permissions import Decision, DecisionKind, Means, PermissionPolicy, Verdict
-from app.agent.runs import Run, Session
+from app.agent.runs import AskedBefore, Run, Session
 from app.agent.tools import SchemaChecker, Tool, ToolResult, ToolSpec
 
 T = TypeVar("T")
@@ -97,6 +97,21 @@ class Clearance:
             arguments, wanted = await self._hooked(step, call_id, tool, arguments)
         return await self.permitted(step, call_id, tool, arguments, wanted)
 
+    async def resumed(self, step: int, call_id: str, tool: Tool, before: AskedBefore) -> Cleared:
+        """The call of an earlier process that was asked about there: hooks have had their say."""
+        decision = self._decided(tool, before.arguments)
+        if decision.verdict is Verdict.DENY:  # rules may have changed meanwhile
+            self.withdraw(before, call_id, tool.spec.name)
+            self._note(step, call_id, tool.spec.name, before.arguments, decision)
+            raise CallDenied(f"Permission denied: {decision.reason}")
+        wanted = replace(decision, verdict=Verdict.ASK)
+        return await self._asked(step, call_id, tool, before.arguments, wanted, None, before)
+
+    def withdraw(self, before: AskedBefore, call_id: str, tool: str) -> None:
+        """A question of an earlier process is not put again; nothing happens when it was answered."""
+        if before.answer is None:
+            self.approvals.withdraw(self.run, before, call_id, tool)
+
     async def permitted(
         self, step: int, call_id: str, tool: Tool, arguments: Any, wanted: Decision | None = None
     ) -> Cleared:
@@ -110,20 +125,31 @@ class Clearance:
             raise CallDenied(f"Permission denied: {decision.reason}")
         return Cleared(arguments=arguments)
 
-    async def stands_in(self, step: int, call_id: str, tool: str, agent: str, arguments: Any) -> None:
-        """Whether an agent may stand in for the one that a call asked for. Raises `CallDenied`."""
+    async def stands_in(
+        self, step: int, call_id: str, tool: str, agent: str, arguments: Any, before: AskedBefore | None = None
+    ) -> None:
+        """Whether an agent may stand in for the one that a call asked for. `before`: what an earlier process had asked
+        about one. Raises `CallDenied`."""
 
         def decided() -> Decision:
             return self.permissions.starting(tool, agent, self.approvals.rules(self.session.id))
 
         decision = decided()
+        if before is not None and (decision.verdict is Verdict.DENY or before.arguments["agent"] != agent):
+            self.withdraw(before, call_id, tool)  # rules and policies may have changed meanwhile
+            before = None
+        if before is not None:
+            decision = replace(decision, verdict=Verdict.ASK)
         if decision.verdict is not Verdict.ASK:
             self._note(step, call_id, tool, {"agent": agent, "call": arguments}, decision)
         if decision.verdict is Verdict.DENY:
             raise CallDenied(f"Permission denied: {decision.reason}")
         if decision.verdict is Verdict.ASK:
             about = {"agent": agent, "call": arguments}
-            await self._answered(step, call_id, tool, about, decision, decided, lambda _: "the task stays as it is")
+            as_it_is = "the task stays as it is"
+            await self._answered(
+                step, call_id, tool, about, decision, decided, lambda _: as_it_is, before, stands_in=True
+            )
 
     def sight(self, spec: ToolSpec, cleared: Cleared) -> Sight | None:
         """What a call may see of the workspace; None where nobody restricts that."""
@@ -248,7 +274,14 @@ class Clearance:
             self.recorder.record(self.run, events.PERMISSION_RESOLVED, payload, step=step)
 
     async def _asked(
-        self, step: int, call_id: str, tool: Tool, arguments: Any, decision: Decision, wanted: Decision | None
+        self,
+        step: int,
+        call_id: str,
+        tool: Tool,
+        arguments: Any,
+        decision: Decision,
+        wanted: Decision | None,
+        before: AskedBefore | None = None,
     ) -> Cleared:
         """What came of a question. While it was open the world may have changed: what the rules deny now is denied."""
         place = place_of(tool.spec, arguments, self.means(tool.spec))
@@ -260,6 +293,7 @@ class Clearance:
             decision,
             lambda: self._decided(tool, arguments, wanted),
             lambda changed: None if tool.spec.raw_arguments else self._problem(tool.spec, changed),
+            before,
         )
         by = " for the arguments that a person gave"
         if given is None:
@@ -282,11 +316,24 @@ class Clearance:
         decision: Decision,
         again: Callable[[], Decision],
         problem: Callable[[Mapping[str, Any]], str | None],
+        before: AskedBefore | None = None,
+        *,
+        stands_in: bool = False,
     ) -> Mapping[str, Any] | None:
         """Ask a person: the arguments that one has put in place of the call's. Raises `CallDenied`."""
         async with self._waiting():
             answer = await self.approvals.ask(
-                self.session, self.run, step, call_id, tool, arguments, decision, again, problem
+                self.session,
+                self.run,
+                step,
+                call_id,
+                tool,
+                arguments,
+                decision,
+                again,
+                problem,
+                before,
+                stands_in=stands_in,
             )
         if answer.kind is AnswerKind.EXPIRED:
             text = "Not run: nobody answered the permission request in time. It was not denied."

@@ -154,6 +154,8 @@ class AgentDefinition:
     None: those of the parent run. `abort_siblings`: a call that fails ends those beside it (spec 5.2). `budget` bounds
     the tree under each of its runs. `runner`: import path of an async function that stands in for the loop (spec 10.5).
     `limits`: what of tools is granted (allow) or taken away (deny) by patterns only.
+    `background`: as a task it runs in the background unless the call says otherwise; `detached`: it then does not end
+    with the run that has started it (spec 9.1, 9.5).
     `skills`: those whose text stands in the prompt from the start. `mcp_servers`: whose tools it has besides;
     `own_servers`: those of them that it brings along. `hooks`: asked about its own runs, after those of the service.
     """
@@ -173,6 +175,8 @@ class AgentDefinition:
     max_steps: int | None = None
     parallel_tool_calls: bool | None = None
     abort_siblings: bool | None = None
+    background: bool = False
+    detached: bool = False
     tool_name: str | None = None
     input_schema: Mapping[str, Any] | None = None
     output_schema: Mapping[str, Any] | None = None

@@ -5,8 +5,10 @@ Knows neither the order of a run (`runner.py`) nor any concrete tool.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from app.agent.asking import summarised
+from app.agent.budget import Budget
 from app.agent.clearance import Clearance
 from app.agent.definition import AgentDefinition, Surface, SurfaceKind, ToolCeiling
 from app.agent.delegation import (
@@ -22,13 +24,13 @@ from app.agent.delegation import (
 from app.agent.errors import BudgetSpent, ModelError
 from app.agent.handoff import Handoffs
 from app.agent.hooks import HookPoint, HookRegistry
-from app.agent.inheritance import texts_of
+from app.agent.inheritance import LAST_TEXTS, texts_of
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.orders import Delegator
 from app.agent.permission_rules import PermissionRule
 from app.agent.permissions import Means, PermissionPolicy, under_whitelists
 from app.agent.policy import ToolInherit
-from app.agent.runs import Launcher, RunRequest, Session
+from app.agent.runs import Launcher, Run, RunRequest, Session
 from app.agent.skills import LOADER, system_prompt
 from app.agent.subagent_hooks import SubagentHooks
 from app.agent.surfaces import SurfaceParts, agent_of
@@ -36,8 +38,6 @@ from app.agent.tools import GROUPED, ToolRegistry, ToolSpec
 from app.agent.work import Work
 
 log = logging.getLogger(__name__)
-
-LAST_TEXTS = 4  # stand in for a summary that could not be made
 
 
 class Equipment:
@@ -47,6 +47,8 @@ class Equipment:
         self._parts = parts
         self._launcher = launcher
         self._surfaces = SurfaceParts(handoffs=handoffs, masker=parts.masker, limit=parts.output_limit)
+        # the last request, what the shelf held then, and its whitelist, which is asked for several times in a row
+        self._granted: tuple[RunRequest, tuple[ToolSpec, ...], tuple[str, ...]] | None = None
 
     def tools(self, live: LiveRun) -> tuple[ToolRegistry, tuple[ToolSpec, ...]]:
         """The registry of a run (spec 7.2) and what the model is shown of it."""
@@ -58,7 +60,7 @@ class Equipment:
         if not surfaces:
             return ordinary, _shown(ordinary.specs, policy)
         delegation = delegation_tools(
-            self._delegator(live, tuple(ordinary), self._ceiling(request, names, surfaces)),
+            self._delegator(live.run, request, live, tuple(ordinary), self._ceiling(request, names, surfaces)),
             self._surfaces,
             surfaces,
             parts.roster.delegable(request.session),
@@ -181,11 +183,25 @@ class Equipment:
             return None  # nobody asks for it
         return self._parts.roster.default_subagent(session, self._parts.default_subagent or None)
 
-    def _delegator(self, live: LiveRun, tools: tuple[str, ...], ceiling: ToolCeiling | None) -> Delegator:
-        request, roster = live.request, self._parts.roster
+    def delegator(self, run: Run, request: RunRequest, budget: Budget | None) -> Delegator:
+        """What a run that may have ended delegates as: its tasks can be tried again."""
+        names = self._whitelist(request)
+        ordinary = self._parts.tools.select(names)
+        ceiling = self._ceiling(request, names, self._applying(request, names))
+        return replace(self._delegator(run, request, None, tuple(ordinary), ceiling), budget=budget)
+
+    def _delegator(
+        self,
+        run: Run,
+        request: RunRequest,
+        live: LiveRun | None,
+        tools: tuple[str, ...],
+        ceiling: ToolCeiling | None,
+    ) -> Delegator:
+        roster = self._parts.roster
         return Delegator(
             session=request.session,
-            run=live.run,
+            run=run,
             policy=request.policy,
             surfaces=request.surfaces,
             model=request.model,
@@ -195,12 +211,12 @@ class Equipment:
             tools=tools,
             limits=_limits(request),
             ceiling=ceiling,
-            budget=live.budget,
+            budget=live.budget if live is not None else None,
             agents=_may_delegate_to(request.definition, request.ceiling),
             permissions=request.permissions,
             find=lambda name: roster.find(request.session, name),
-            history=lambda: live.work.memory.messages if live.work is not None else (),
-            summary=lambda: self._summary(live),
+            history=lambda: live.work.memory.messages if live is not None and live.work is not None else (),
+            summary=None if live is None else lambda: self._summary(live),
         )
 
     async def _summary(self, live: LiveRun) -> str:
@@ -226,13 +242,18 @@ class Equipment:
         return under_whitelists(policy, request.definition.name, self._whitelist(request), sets)
 
     def _whitelist(self, request: RunRequest) -> tuple[str, ...]:
-        return whitelist_of(
+        held, granted = self._parts.tools.specs, self._granted
+        if granted is not None and granted[0] is request and granted[1] is held:
+            return granted[2]
+        names = whitelist_of(
             request.definition,
             self._parts.tools,
             inherited=request.inherited_tools,
             asked=request.tools,
             ceiling=request.ceiling,
         )
+        self._granted = request, held, names
+        return names
 
 
 def _last(said: Sequence[tuple[str, str]]) -> str:

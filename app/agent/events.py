@@ -58,8 +58,9 @@ class SessionClosed(TypedDict):
 
 
 class RunQueued(TypedDict):
-    """`run.queued`: a run exists and waits for its memory. `fallback`: as what it stands in for its handoff's agent.
-    `agent_version`: of an agent that a tenant has put; `agent_hooks`: how many one of a file brings along."""
+    """`run.queued`: a run exists and waits for its memory and its places. `fallback`: as what it stands in for its
+    handoff's agent. `agent_version`: of an agent that a tenant has put; `agent_hooks`: how many one of a file brings
+    along. `background`: nobody waits for it; `given`: what a caller asked for besides."""
 
     memory_id: str
     turn: int
@@ -75,6 +76,8 @@ class RunQueued(TypedDict):
     agent_version: NotRequired[int]
     agent_hooks: NotRequired[int]
     fallback: NotRequired["FallbackInfo"]
+    background: NotRequired[bool]
+    given: NotRequired[dict[str, Any]]
 
 
 class RunStarted(TypedDict):
@@ -85,21 +88,25 @@ class RunStarted(TypedDict):
 
 
 class RunWaiting(TypedDict):
-    """`run.waiting`: `reason` is `approval`, `child`, `retry` or `drain`."""
+    """`run.waiting`: `reason` is `approval`, `child`, `retry` or `drain` (the service stops, and another process goes
+    on)."""
 
     reason: str
 
 
 class RunResumed(TypedDict):
-    """`run.resumed`: what it waited for is there."""
+    """`run.resumed`: what it waited for is there; `restart`: another process has taken it up, for the `attempt`th
+    time."""
 
     reason: str
+    attempt: NotRequired[int]
+    epoch: NotRequired[int]
 
 
 class RunEnded(TypedDict):
     """`run.completed`, `run.failed`, `run.cancelled`, `run.timed_out`, `run.interrupted`: exactly one, the last
     event of a run. `usage` is its own, `usage_total` includes the runs below it. `open_tasks`: background tasks that
-    are still open."""
+    are still open. `passing`: what it failed of may be over when it is tried again."""
 
     status: str
     stop_reason: str
@@ -113,6 +120,7 @@ class RunEnded(TypedDict):
     activity: list[ActivityInfo]
     duration_ms: int
     open_tasks: list[str]
+    passing: NotRequired[bool]
 
 
 class StepStarted(TypedDict):
@@ -164,7 +172,8 @@ class CallInfo(TypedDict):
 
 class MessageAdded(TypedDict):
     """`message`: a system, user or assistant message entered a memory. Order in a memory: (turn, step, sub). `usage`:
-    of a reply with calls, what its step has used so far; `step.completed` says it again when the calls are done."""
+    of a reply with calls, what its step has used so far; `step.completed` says it again when the calls are done.
+    `notices`: ids of those that it tells."""
 
     message_id: str
     memory_id: str
@@ -180,6 +189,7 @@ class MessageAdded(TypedDict):
     provider: str | None
     opaque: dict[str, Any] | None
     usage: NotRequired[UsageInfo]
+    notices: NotRequired[list[str]]
 
 
 class ToolCalled(TypedDict):
@@ -209,7 +219,8 @@ class ToolResulted(TypedDict):
     `status`: `ok`, `error`, `unknown_tool`, `invalid_arguments`, `denied` (by a hook, a rule, a person, the budget),
     `expired` (nobody answered a question in time), `duplicate`, `cancelled`, `timed_out`, `not_run`,
     `unknown` (the service stopped before an outcome was recorded). `length` is given when `content` was cut, and
-    `artifact_id` names the whole then; `arguments` when there was no `tool.call`."""
+    `artifact_id` names the whole then; `arguments` when there was no `tool.call`. `acknowledges`: ids of notices of
+    tasks whose end it tells. `stops`: as what the run fails by it."""
 
     call_id: str
     provider_call_id: str
@@ -226,11 +237,15 @@ class ToolResulted(TypedDict):
     length: int | None
     arguments: str | None
     artifact_id: NotRequired[str | None]
+    acknowledges: NotRequired[list[str]]
+    stops: NotRequired[ErrorInfo]
 
 
 class HandoffStarted(TypedDict):
     """`handoff.start`: one governed delegation begins. `purpose` is a label for people. Of a `reuse_session` agent
-    `session_scope` says who shares its memory, `scope_note` why that is another scope than it wants."""
+    `session_scope` says who shares its memory, `scope_note` why that is another scope than it wants. `background`: it
+    is a task that nobody waits for; `detached`: nor does it end with who has started it. `resumes`: the handoff whose
+    memory it goes on with. `max_steps`, `session_key`: as they were asked for; `given`: all that a caller asked for."""
 
     handoff_id: str
     call_id: str | None
@@ -245,6 +260,25 @@ class HandoffStarted(TypedDict):
     purpose: str | None
     session_scope: NotRequired[str]
     scope_note: NotRequired[str]
+    detached: NotRequired[bool]
+    resumes: NotRequired[str]
+    max_steps: NotRequired[int]
+    session_key: NotRequired[str]
+    given: NotRequired[dict[str, Any]]
+
+
+class Noticed(TypedDict):
+    """`notice`: something waits in the inbox of a run. `kind`: `task` (the end of a background task, `handoff_id`, with
+    its `status`) or `message` (what somebody says to it). `content` is what its model will read, in a `message` that
+    names `notice_id`; `for_run` is whom it is for: where that one has ended, whoever is responsible in its place."""
+
+    notice_id: str
+    kind: str
+    for_run: str
+    memory_id: str
+    handoff_id: str | None
+    status: str | None
+    content: str
 
 
 class FallbackInfo(TypedDict):
@@ -312,7 +346,8 @@ class HookDecision(TypedDict):
 
 
 class PermissionRequested(TypedDict):
-    """`permission.requested`: a call waits for a person. `digest` binds the answer to what it is about. Times: µs."""
+    """`permission.requested`: a call waits for a person. `digest` binds the answer to what it is about. `stands_in`:
+    that is an agent in the place of the one that the call had asked for. Times: µs."""
 
     approval_id: str
     call_id: str
@@ -325,6 +360,7 @@ class PermissionRequested(TypedDict):
     reason: str
     suggested_rule: str | None
     expires_at: int
+    stands_in: NotRequired[bool]
 
 
 class PermissionResolved(TypedDict):
@@ -483,6 +519,7 @@ TOOL_START = EventKind[ToolStarted]("tool.start", ToolStarted)
 TOOL_RESULT = EventKind[ToolResulted]("tool.result", ToolResulted)
 HANDOFF_START = EventKind[HandoffStarted]("handoff.start", HandoffStarted)
 HANDOFF_END = EventKind[HandoffEnded]("handoff.end", HandoffEnded)
+NOTICE = EventKind[Noticed]("notice", Noticed)
 SUBAGENT_START = EventKind[SubagentStarted]("subagent.start", SubagentStarted)
 SUBAGENT_STOP = EventKind[SubagentStopped]("subagent.stop", SubagentStopped)
 HOOK_DECISION = EventKind[HookDecision]("hook.decision", HookDecision)
@@ -545,13 +582,15 @@ class StoredEvent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
     """A row that is no event but goes through the same writer: `table`, the values, and the key columns by which an
-    existing row is replaced; `delete` removes the rows that match `key`, `keep` leaves an existing one as it is."""
+    existing row is replaced; `delete` removes the rows that match `key`, `keep` leaves an existing one as it is,
+    `change` makes none where there is none."""
 
     table: str
     values: Mapping[str, Any]
     key: tuple[str, ...] = ()
     delete: bool = False
     keep: bool = False
+    change: bool = False
 
 
 Scope = Run | Session
@@ -574,7 +613,13 @@ class Recorder(Protocol):
         """Wait until the event is in the store."""
 
     async def room(self) -> None:
-        """Wait while too much waits to be written: called at step boundaries."""
+        """Wait while too much waits to be written, or for ever once there is a pause: called at step boundaries."""
+
+    def pause(self) -> None:
+        """No step begins any more: the process is about to end."""
+
+    def seal(self) -> None:
+        """Nothing is recorded any more: another process goes on from here."""
 
 
 class EventLog(Protocol):
@@ -645,3 +690,6 @@ class Masker(Protocol):
 
     def text(self, value: str) -> str:
         """The text with every known secret replaced."""
+
+    def hides(self, value: str) -> bool:
+        """Whether something was replaced in a text."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from app.agent.messages import Message, Role
 from app.agent.returned import neutralised
 
+LAST_TEXTS = 4  # stand in for a summary that could not be made
 INHERITED_CHARS = 16_000  # of quoted texts; the newest are kept
 
 

@@ -4,13 +4,13 @@ Knows neither how a run is driven (`runner.py`) nor who waits for it (`superviso
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.agent.admission import Places
+from app.agent.admission import CONCURRENT_CHILDREN, CONCURRENT_RUNS, Places, Slots
 from app.agent.approvals import Approvals
-from app.agent.budget import Budget, Meter
+from app.agent.budget import Amount, Budget, Meter
 from app.agent.chat import ModelCatalog
 from app.agent.compaction import Compaction
 from app.agent.control import Control
@@ -19,7 +19,7 @@ from app.agent.delegation import Roster
 from app.agent.duplicates import DuplicateLimits
 from app.agent.events import Event, Masker, Recorder
 from app.agent.filters import Find
-from app.agent.handoff import Lookup
+from app.agent.handoff import HandoffRecords
 from app.agent.hooks import NO_HOOKS, NO_OWN_HOOKS, HookCatalog, HookRegistry
 from app.agent.interruption import GRACE_MS
 from app.agent.orders import SUBAGENT_STEPS, Pacing
@@ -37,7 +37,8 @@ from app.agent.work import Work
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerParts:
     """What every run is made of. `workspace` gives the directory of a session, for its tools; `find` what stands at an
-    import path; `load` reads a memory and `lookup` the row of a handoff, with all that was recorded before. `parser`
+    import path; `load` reads a memory and `records` what there is of handoffs, with all that was recorded before.
+    `concurrent_runs` may work at a time in the process, `concurrent_children` of these below each session. `parser`
     and `resolve_path` are what permission rules need to know of command lines and of paths in a workspace, `hides`
     whether commands run where what they may not read is hidden from them."""
 
@@ -51,7 +52,7 @@ class RunnerParts:
     workspace: Callable[[Session], Path]
     find: Find
     load: Load
-    lookup: Lookup
+    records: HandoffRecords
     gates: ModelGates = field(default_factory=ModelGates)
     patience: Patience = field(default_factory=Patience)
     duplicates: DuplicateLimits = field(default_factory=DuplicateLimits)
@@ -67,6 +68,8 @@ class RunnerParts:
     default_subagent: str = ""
     subagent_steps: int = SUBAGENT_STEPS
     max_steps: int = MAX_STEPS
+    concurrent_runs: int = CONCURRENT_RUNS
+    concurrent_children: int = CONCURRENT_CHILDREN
     record_model_io: bool = False
     interrupt_grace_ms: int = GRACE_MS
     inherit_tools: ToolInherit = ToolInherit.OWN
@@ -111,19 +114,24 @@ class LiveRun:
         above: Budget | None = None,
         seat: MemorySeat | None = None,
         waiting: Control | None = None,
+        slots: Sequence[Slots] = (),
     ) -> None:
-        """`above`: the budget that bounds it; `waiting`: the control of the run that waits for it."""
+        """`above`: the budget that bounds it; `waiting`: the control of the run that waits for it; `slots`: where it
+        needs places, besides those of its budgets."""
         self.run = run
         self.request = request
         self.control = Control(waiting)
-        self.places = Places(above.places() if above is not None and run.depth else ())
+        budgets = above.places() if above is not None and run.depth else ()
+        self.places = Places((*budgets, *slots), run.tenant)
         own: list[Budget] = []
+        spent = dict(request.progress.spent) if request.progress is not None else {}
+        wall_ms = spent.pop("wall_ms", 0)
         for limits in request.budgets:
-            above = Budget(limits, above)
+            above = Budget(limits, above, spent=Amount(**spent), wall_ms=wall_ms)
             own.append(above)
         self.budget = above
         self.own = tuple(own)
-        root = request.parent is None
+        root = request.parent is None or request.background  # nobody above keeps its time
         self.clocks = tuple(above.chain()) if root and above is not None else self.own
         self.timing = False
         self.seat = seat
@@ -139,6 +147,13 @@ class LiveRun:
         self.timer: asyncio.TimerHandle | None = None
         self.timer_left: float | None = None  # of a timer that stands still
         self.holds = 0
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether it only waits: for its turn, for a person, for other runs, or to begin a step."""
+        if self.work is None:
+            return not self.timing
+        return self.work.resting or self.work.calls.at_rest
 
     def hold(self) -> None:
         """A person is asked by this run or below it: its clocks stand still."""

@@ -5,6 +5,7 @@ Knows neither how a run is opened and closed (`runner.py`) nor any concrete tool
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from app.agent import events, faults
@@ -12,9 +13,9 @@ from app.agent.answers import digest, json_answer
 from app.agent.asking import FORCED_TEMPERATURE, ask, summarised
 from app.agent.chat import TOOL_CHOICES, ChatRequest, Finish, Reply
 from app.agent.compaction import CONTEXT_OVERFLOW
-from app.agent.errors import BudgetSpent, InvalidOutput, ModelError
+from app.agent.errors import BudgetSpent, HandoffStop, InvalidOutput, ModelError
 from app.agent.messages import NO_USAGE, Message, Role
-from app.agent.runs import StopReason
+from app.agent.runs import Progress, StopReason
 from app.agent.texts import filled
 from app.agent.transcript import acceptable
 from app.agent.turns import Turn
@@ -27,12 +28,18 @@ async def react(work: Work) -> Answer:
     """Drive a run to its answer. Raises `ModelError`, `HandoffStop`, `InvalidOutput`, `BudgetSpent` (a run that kept
     no answer back), or the run's cancellation."""
     limit = asyncio.timeout_at(work.control.soft_at)
-    reason = StopReason.MAX_STEPS
+    forced = work.progress.forced if work.progress is not None else None
+    reason = StopReason.MAX_STEPS if forced is None else StopReason(forced)
     try:
         async with limit:
             work.control.watch(limit)
             await asyncio.sleep(0)  # a deadline that is over is over before the model is asked
-            while work.steps < work.max_steps and not limit.expired():  # a tool may have swallowed its cancellation
+            if work.progress is not None:
+                answer = await _taken_up(work, work.progress)
+                if answer is not None:
+                    return answer
+            # a tool may have swallowed its cancellation
+            while forced is None and work.steps < work.max_steps and not limit.expired():
                 if work.calls.spent is not None:
                     reason = StopReason.BUDGET
                     break
@@ -56,6 +63,45 @@ async def react(work: Work) -> Answer:
     if not await _back_at_work(work):
         return _without_asking(work, reason)
     return await _forced(work, reason)
+
+
+async def _taken_up(work: Work, progress: Progress) -> Answer | None:
+    """Go on where another process stopped: the calls that have no result, or what remains of an answer."""
+    work.progress = None
+    if progress.stop is not None:
+        raise HandoffStop(progress.stop.message, code=progress.stop.code, result="")
+    answer, finish, called = None, Finish.TOOL_CALLS, 0
+    if progress.answer is not None:
+        finish = Finish.STOP
+        text = _accepted(work, _said(work, progress.answer))
+        reason = StopReason.ANSWER if progress.forced is None else StopReason(progress.forced)
+        answer = None if text is None else Answer(text=text, stop_reason=reason, forced=progress.forced is not None)
+        if progress.forced is None and answer is not None and _is_addressed(work):
+            answer = None
+    elif work.cut and not progress.complete:
+        finish = Finish.LENGTH
+        work.add(Role.USER, work.texts.reply_cut)
+    elif progress.turn is not None:
+        called = await _called(work, progress, *progress.turn)
+    if not progress.complete:
+        usage = progress.step_usage.as_dict()
+        payload = events.StepCompleted(finish=finish.value, tool_calls=called, usage=usage, duration_ms=0)
+        work.recorder.record(work.run, events.STEP_COMPLETED, payload, step=progress.steps)
+    return answer
+
+
+async def _called(work: Work, progress: Progress, step: int, seq: int) -> int:
+    """Carry out the calls of the reply with this number that have no result; how many it has in all."""
+    messages = work.memory.messages
+    reply = next((message for message in messages if message.seq == seq), None)
+    if reply is None:
+        return 0
+    ids = {call.call_id for call in reply.tool_calls}
+    results = {m.tool_call_id: m for m in messages if m.tool_call_id in ids}
+    messages[:] = [message for message in messages if message.tool_call_id not in ids]
+    turn = replace(_turn(work, step, seq), left=progress.calls)
+    await work.calls.execute(turn, reply.tool_calls, messages, results)
+    return len(reply.tool_calls)
 
 
 def _without_asking(work: Work, reason: StopReason) -> Answer:
@@ -91,7 +137,12 @@ def _collect(work: Work) -> None:
 async def _step(work: Work) -> Answer | None:
     """One model call and the tool calls that it asked for; the answer when there are none."""
     work.control.check()
-    await work.recorder.room()
+    work.resting = True
+    try:
+        await work.recorder.room()
+    finally:
+        work.resting = False
+    work.hear()
     await _shortened(work)
     request = _request(work)
     max_tokens = await work.meter.before(request.messages, request.tools)
@@ -118,6 +169,8 @@ async def _step(work: Work) -> Answer | None:
         _refused(work, reply)
         text = _accepted(work, _text_of(work, reply))
         answer = None if text is None else Answer(text=text, stop_reason=_why_it_ends(work, reply))
+        if answer is not None and _is_addressed(work):
+            answer = None  # somebody has said something to it meanwhile
     work.cut = reply.finish is Finish.LENGTH
     completed(work, reply, step, began)
     return answer
@@ -160,7 +213,16 @@ async def _reply(work: Work, request: ChatRequest, *, last: bool = False) -> Rep
 
 
 def _text_of(work: Work, reply: Reply) -> str:
-    return reply.text if reply.text.strip() else digest(work.memory.messages[work.first :], work.texts)
+    return _said(work, reply.text)
+
+
+def _said(work: Work, text: str) -> str:
+    return text if text.strip() else digest(work.memory.messages[work.first :], work.texts)
+
+
+def _is_addressed(work: Work) -> bool:
+    """Whether the run is to read something before it ends, and has a step left for that."""
+    return work.notices is not None and work.steps < work.max_steps and work.notices.is_addressed(work.run)
 
 
 def _refused(work: Work, reply: Reply) -> None:
@@ -215,7 +277,13 @@ def _turn(work: Work, step: int, seq: int) -> Turn:
         clearance=work.clearance,
         abort_siblings=bool(work.definition.abort_siblings),
         grace_s=work.control.grace_s,
+        acknowledge=_acknowledge(work),
     )
+
+
+def _acknowledge(work: Work) -> Callable[[str], list[str]] | None:
+    notices = work.notices
+    return None if notices is None else lambda task_id: notices.acknowledge(work.run, task_id)
 
 
 def _request(work: Work) -> ChatRequest:
@@ -244,6 +312,7 @@ async def _forced(work: Work, reason: StopReason) -> Answer:
     forced = False
     while True:
         work.control.check()
+        work.hear()
         await _shortened(work, last=True)
         limit = asyncio.timeout_at(work.control.hard_at)
         try:
@@ -274,10 +343,13 @@ async def _last_step(work: Work, reason: StopReason, max_tokens: int | None) -> 
     work.steps += 1
     work.step_usage = NO_USAGE
     step, began = work.steps, asyncio.get_running_loop().time()
-    work.recorder.record(work.run, events.ANSWER_FORCED, events.AnswerForced(reason=reason.value), step=step)
+    if not work.forcing:
+        work.recorder.record(work.run, events.ANSWER_FORCED, events.AnswerForced(reason=reason.value), step=step)
     started = events.StepStarted(model=work.model.name, forced=True)
     work.recorder.record(work.run, events.STEP_STARTED, started, step=step)
-    work.add(Role.USER, work.texts.forced_answer)
+    if not (work.forcing and work.memory.messages[-1].content == work.texts.forced_answer):
+        work.add(Role.USER, work.texts.forced_answer)
+    work.forcing = False
     own = work.definition.temperature
     request = ChatRequest(
         messages=acceptable(work.memory.messages),

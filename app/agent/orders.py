@@ -29,6 +29,7 @@ from app.agent.tools import ToolResult
 SUBAGENT_STEPS = 5  # spec 5.1
 DIRECT = "direct"  # the surface of a delegation that no model asked for
 BUDGET_CODE = "budget_exhausted"
+MEMORY_BUSY = "memory_busy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,13 @@ class HandoffOrder:
     """What is delegated, to whom, by which tool. 0 ms means no limit.
 
     `fields` instead of `task`: the arguments of an agent with an `input_schema`. `purpose` is for people only.
+    `inherited`: what it gets of the conversation, where that was put together already (None: it was not). `resume`:
+    whose memory it goes on with. `detached`: in the background it does not end with who delegates. `given`:
+    all that a caller asked for, to be kept with it.
     `session_key` names the memory of an agent whose scope is `key`; `inherit` may lower what the definition lets it
     read; `primary` carries the same call to the ordinary tool of that name; `stands_in` asks whether another agent may
-    stand in, by the name of its tool and its own, and raises `CallDenied`.
+    stand in, by the name of its tool and its own, and raises `CallDenied`. `id`: the handoff's, where rows name it that
+    are stored with it.
     """
 
     tool: str
@@ -104,16 +109,32 @@ class HandoffOrder:
     timeout_ms: int = 0
     deadline_ms: int = 0
     session_key: str | None = None
+    resume: "ResumePoint | None" = None
+    detached: bool = False
+    given: Mapping[str, Any] | None = None
     inherit: Inherit | None = None
+    inherited: str | None = None
     budget: BudgetLimits | None = None
     output_schema: Mapping[str, Any] | None = None
     primary: Callable[[], Awaitable[ToolResult]] | None = None
     stands_in: Callable[[str, str], Awaitable[None]] | None = None
+    id: str | None = None
 
     @property
     def input(self) -> str:
         """The task as it was asked for."""
         return composed(self.task, self.context, self.fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """An earlier handoff that has ended, and the memory that its agent left."""
+
+    task_id: str
+    agent: str
+    name: str
+    memory_id: str
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +180,11 @@ class TaskState:
     result: str | None = None
     error: str | None = None
 
+    @property
+    def ended(self) -> bool:
+        """Whether it goes on no more."""
+        return self.status is not HandoffStatus.RUNNING
+
 
 def stops_parent(policy: HandoffPolicy, result: HandoffResult, surface: str) -> bool:
     """Whether this result ends the parent's turn (spec 4.1). Default: `fail` on `per_agent`, `report` elsewhere; a
@@ -191,7 +217,11 @@ def reuse_plan(session: Session, order: HandoffOrder) -> ReusePlan | None:
 
     The id is derived from what shares it, so that nobody has to look it up and no two can make one each.
     """
-    definition = order.definition
+    definition, point = order.definition, order.resume
+    if point is not None:
+        return ReusePlan(
+            memory_id=point.memory_id, scope=SessionScope.SESSION, resumes=point.task_id, alone=not point.shared
+        )
     if definition.session_mode is SessionMode.NEW:
         return None
     scope, note = definition.session_scope, None

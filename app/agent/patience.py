@@ -1,13 +1,24 @@
-"""How often and how long a model call is tried again (spec 5.8), and one gate for each model that everybody waits at.
+"""How often and how long a model call is tried again (spec 5.8), and one gate for each model that everybody waits at;
+how what another process has left is read while the store is away.
 
 Knows no provider: an error says by itself whether it may pass.
 """
 
 import asyncio
+import logging
 import random
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
-from app.agent.errors import ModelError
+from app.agent.errors import ModelError, Unavailable
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+STOPPING = "stopping"  # the code of what nobody begins any more
+READ_FIRST_S, READ_MAX_S = 0.05, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +72,25 @@ class ModelGates:
             await asyncio.sleep(left / 1000)
         if waited:
             await asyncio.sleep(random.uniform(0, 0.1))
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between two looks at what is not there yet, without an end."""
+    pause_s = READ_FIRST_S
+    while True:
+        yield pause_s
+        pause_s = min(READ_MAX_S, pause_s * 2)
+
+
+async def patiently(what: str, read: Callable[[], Awaitable[T]]) -> T:
+    """What `read` gives once it does not raise `Unavailable`, however long that takes. Raises what else it raises, and
+    the `Unavailable` of a service that stops."""
+    waits = pauses()
+    while True:
+        try:
+            return await read()
+        except Unavailable as error:
+            if error.code == STOPPING:
+                raise
+            log.warning("%s cannot be read, and is read again: %s", what, error)
+        await asyncio.sleep(next(waits))

@@ -5,7 +5,8 @@ Knows neither who started the run nor who waits for it (`supervisor.py`).
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from app.agent import events, faults
 from app.agent.asking import RecordedModel
@@ -21,24 +22,28 @@ from app.agent.filters import InputFilters
 from app.agent.handoff import Handoffs
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.loop import react
-from app.agent.messages import NO_USAGE, Message, Role
+from app.agent.messages import NO_USAGE, Message, Role, Usage
+from app.agent.notices import Notices
 from app.agent.orders import canonical, composed
 from app.agent.own_runner import OwnRunnerModel, drive
-from app.agent.runs import Failure, Launcher, RunOutcome, RunRequest, RunStatus, StopReason
+from app.agent.patience import patiently
+from app.agent.runs import Failure, Launcher, Run, RunOutcome, RunRequest, RunStatus, StopReason
 from app.agent.subagent_hooks import RESULT_HEAD, SENT_BACK
 from app.agent.texts import filled
 from app.agent.transcript import EMPTY_TASK
+from app.agent.turns import unfinished
 from app.agent.work import Answer, Work, WorkingMemory
 
 log = logging.getLogger(__name__)
 
-_ENDINGS: dict[RunStatus, EventKind[RunEnded]] = {
+ENDINGS: dict[RunStatus, EventKind[RunEnded]] = {
     RunStatus.COMPLETED: events.RUN_COMPLETED,
     RunStatus.FAILED: events.RUN_FAILED,
     RunStatus.CANCELLED: events.RUN_CANCELLED,
     RunStatus.TIMED_OUT: events.RUN_TIMED_OUT,
     RunStatus.INTERRUPTED: events.RUN_INTERRUPTED,
 }
+RESTART = "restart"
 UNFINISHED = {
     RunStatus.TIMED_OUT: Failure(code="timed_out", message="the run did not finish within its timeout", passing=True),
     RunStatus.INTERRUPTED: Failure(code="interrupted", message="the service stopped while this run was in flight"),
@@ -53,13 +58,18 @@ _REASONS = {
 class SubAgentRunner:
     """Opens, drives and closes one run; which state a run ended in is decided here alone."""
 
-    def __init__(self, parts: RunnerParts, launcher: Launcher) -> None:
+    def __init__(self, parts: RunnerParts, launcher: Launcher, notices: Notices) -> None:
         self._parts = parts
+        self._launcher = launcher
+        self._notices = notices
+        self.on_left: Callable[[Run, RunStatus], Usage] | None = None
         self._handoffs = Handoffs(
             launcher,
             parts.recorder,
             InputFilters(parts.masker, parts.find),
-            lookup=parts.lookup,
+            records=parts.records,
+            notices=notices,
+            masker=parts.masker,
             default_steps=parts.subagent_steps,
             pacing=parts.pacing,
         )
@@ -79,8 +89,7 @@ class SubAgentRunner:
         """Drive the run to a final state. Raises nothing: every ending is recorded."""
         try:
             live.control.check()
-            if live.seat is not None:
-                live.memory = await live.seat.hold()
+            await self._remember(live)
             await live.places.take()
             work = live.work = await self._open(live, on_timeout)
             answer = await self._answer(live, work)
@@ -96,21 +105,38 @@ class SubAgentRunner:
         except Exception as error:  # noqa: BLE001  border of a run: whatever went wrong, it must reach a final state
             await self._fault(live, error)
         else:
-            told = live.control.requested  # in the same moment: who told it so was answered that it ended so
-            self._close(live, told or RunStatus.COMPLETED, answer=None if told else answer)
+            told = live.control.requested
+            if told is None:
+                self._close(live, RunStatus.COMPLETED, answer=answer)
+            else:  # in the same moment: who told it so was answered that it ended so
+                await self._end(live, told)
+
+    async def _remember(self, live: LiveRun) -> None:
+        """Wait for the run's turn at its memory, and read that. A run of an earlier process does not end because the
+        store is away for a while."""
+        run, seat, goes_on = live.run, live.seat, live.request.progress is not None
+        if seat is not None:
+            live.memory = await (patiently(f"the memory of run {run.id}", seat.hold) if goes_on else seat.hold())
+        elif goes_on:
+            load = partial(self._parts.load, run.tenant, run.memory_id)
+            live.memory = await patiently(f"the memory of run {run.id}", load)
 
     async def _answer(self, live: LiveRun, work: Work) -> Answer:
-        """The answer of the loop, or of an own runner, that the hooks accept; they may send a subagent back to work."""
-        sent_back = 0
+        """The answer of the loop, or of an own runner, that the hooks accept; they may send a subagent back to
+        work, and so does what it is told while they are asked."""
+        sent_back = live.request.progress.sent_back if live.request.progress is not None else 0
         while True:
             answer = await (self._own(live, work) if live.request.definition.runner else react(work))
             final = sent_back == SENT_BACK or not _can_go_on(work, answer)
             hooks = live.hooks
             reason = await hooks.stopped(answer.text, work.steps, final=final) if hooks is not None else None
-            if reason is None:
+            if reason is not None:
+                sent_back += 1
+                work.add(Role.USER, filled(work.texts.sent_back, reason=reason))
+            elif hooks is not None and _can_go_on(work, answer) and self._notices.is_addressed(live.run):
+                hooks.goes_on()  # somebody has said something to it while they were asked
+            else:
                 return answer
-            sent_back += 1
-            work.add(Role.USER, filled(work.texts.sent_back, reason=reason))
 
     async def _end(
         self,
@@ -121,6 +147,9 @@ class SubAgentRunner:
     ) -> None:
         """Close a run that gave no answer, after its hooks have been told. One that was told to end has that status,
         whatever it ran into meanwhile: the end of a child may stop its parent before its own cancellation does."""
+        if self._handoffs.owned([live.run.id]):
+            live.ending = True  # its tasks end before it does, those as well that began while it was told to end
+            await self._launcher.reap(live.run)
         if live.control.requested is not None:
             status, error = live.control.requested, None
         if live.hooks is not None and live.hooks.due:
@@ -153,7 +182,11 @@ class SubAgentRunner:
             self._close(live, live.control.requested or RunStatus.CANCELLED)
 
     async def _own(self, live: LiveRun, work: Work) -> Answer:
-        """An operator's function in place of the loop."""
+        """An operator's function in place of the loop. One that an earlier process had called is called again, unless
+        its text is there."""
+        said = work.progress.answer if work.progress is not None else None
+        if said is not None and work.output_schema is None:
+            return Answer(text=said, stop_reason=StopReason.ANSWER)
         return await drive(work, self._parts.find, live.request.task)
 
     async def _open(self, live: LiveRun, on_timeout: Callable[[], None]) -> Work:
@@ -168,10 +201,14 @@ class SubAgentRunner:
         live.control.check()
         registry, offered = self._equipment.tools(live)
         names = [spec.name for spec in offered]
-        recorder.record(run, events.RUN_STARTED, events.RunStarted(model=model.name, tools=names))
+        progress = request.progress
+        self._stated(live, model.name, names)
         self._start_clocks(live, on_timeout)
         live.hooks = self._equipment.subagent_hooks(live)
-        added = await live.hooks.started(request.task) if live.hooks is not None else ()
+        again = live.started = progress is not None and progress.subagent
+        # what hooks add to a task is known once it was said
+        heard = again and progress is not None and progress.task_seq is not None
+        added = await live.hooks.started(request.task) if live.hooks is not None and not heard else ()
         counter, max_tokens = self._parts.models.counter(model.name), request.definition.max_tokens
         live.meter = Meter(live.budget, model.prices, max_tokens, root=request.parent is None, count=reserving(counter))
         work = Work(
@@ -205,22 +242,47 @@ class SubAgentRunner:
             thinking=request.thinking,
             budget=live.budget,
             places=live.places or None,
+            notices=self._notices,
         )
         if run.depth:
-            payload = events.SubagentStarted(agent=run.agent, name=run.name, prompt=request.task)
-            recorder.record(run, events.SUBAGENT_START, payload)
-            live.started = True
-            if live.hooks is not None:
-                live.hooks.begun()
+            self._begun(live, again=again)
         work.clearance = self._equipment.clearance(live, work)
-        self._say_what_to_do(work, request, added, self._equipment.prompt(request, offered))
+        if progress is not None and progress.started:
+            work.take_up(progress)
+        if work.task is None:
+            self._say_what_to_do(work, request, added, self._equipment.prompt(request, offered))
         faults.hit("run_opened")
         return work
+
+    def _stated(self, live: LiveRun, model: str, tools: list[str]) -> None:
+        """State that the run begins, or goes on."""
+        run, progress, recorder = live.run, live.request.progress, self._parts.recorder
+        if progress is None or not progress.started:
+            recorder.record(run, events.RUN_STARTED, events.RunStarted(model=model, tools=tools))
+        else:
+            resumed = events.RunResumed(reason=RESTART, attempt=run.attempt, epoch=run.epoch)
+            recorder.record(run, events.RUN_RESUMED, resumed)
+
+    def _begun(self, live: LiveRun, *, again: bool) -> None:
+        """State that a subagent has started, if that was not stated `again`."""
+        run, progress = live.run, live.request.progress
+        if not again:
+            payload = events.SubagentStarted(agent=run.agent, name=run.name, prompt=live.request.task)
+            self._parts.recorder.record(run, events.SUBAGENT_START, payload)
+        live.started = True
+        if live.hooks is not None:
+            live.hooks.begun(sent_back=progress.sent_back if progress is not None else 0)
 
     def _calls(self) -> ToolCalls:
         parts = self._parts
         return ToolCalls(
-            parts.recorder, parts.checker, parts.masker, parts.output_limit, parts.duplicates, parts.interrupt_grace_ms
+            parts.recorder,
+            parts.checker,
+            parts.masker,
+            parts.output_limit,
+            parts.duplicates,
+            parts.interrupt_grace_ms,
+            self._launcher.answered,
         )
 
     @staticmethod
@@ -243,13 +305,15 @@ class SubAgentRunner:
     def _start_clocks(self, live: LiveRun, on_timeout: Callable[[], None]) -> None:
         """All clocks run from here: the run holds its memory."""
         request, loop = live.request, asyncio.get_running_loop()
+        used_ms = request.progress.used_ms if request.progress is not None else 0
         walls = [left_ms for budget in live.clocks if (left_ms := budget.wall_left_ms()) is not None]
         for budget in live.clocks:
             budget.begin()
         live.timing = True
-        live.control.start(request.deadline_ms or None, min(walls, default=None))
+        deadline_ms = max(1, request.deadline_ms - used_ms) if request.deadline_ms else None
+        live.control.start(deadline_ms, min(walls, default=None))
         if request.timeout_ms:
-            live.timer = loop.call_later(request.timeout_ms / 1000, on_timeout)
+            live.timer = loop.call_later(max(1, request.timeout_ms - used_ms) / 1000, on_timeout)
 
     def _close(
         self,
@@ -264,8 +328,12 @@ class SubAgentRunner:
         if live.outcome is not None:
             return
         error = error or UNFINISHED.get(status)
+        if live.work is not None:  # what was said to it is not lost: whoever goes on with its memory reads it
+            for notice in self._notices.addressed(live.run):
+                live.work.add(Role.USER, notice.content, notices=[notice.id])
         if live.timer is not None:
             live.timer.cancel()
+        self._close_what_is_left(live, status)
         outcome = live.outcome = self._outcome(live, status, answer, error, reason)
         run, recorder = live.run, self._parts.recorder
         if live.started:
@@ -283,20 +351,39 @@ class SubAgentRunner:
             )
         faults.hit("before_terminal")
         duration = int((asyncio.get_running_loop().time() - live.began) * 1000)
-        live.ended = recorder.record(run, _ENDINGS[status], ended_payload(outcome, duration))
+        open_tasks = self._launcher.open_tasks(run)
+        live.ended = recorder.record(run, ENDINGS[status], ended_payload(outcome, duration, open_tasks))
+
+    def _close_what_is_left(self, live: LiveRun, status: RunStatus) -> None:
+        """What an earlier process had begun for the run, and nobody has taken up again."""
+        progress, recorder = live.request.progress, self._parts.recorder
+        if progress is None:
+            return
+        if self.on_left is not None:
+            live.control.usage_below = live.control.usage_below + self.on_left(live.run, status)
+        if live.work is None and live.run.depth and progress.subagent:
+            live.started = True  # its start is in the log, so that its stop belongs there
+        for call in progress.calls.values():
+            approvals = self._parts.approvals
+            for asked in call.open_questions:
+                if approvals is not None and approvals.is_expected(asked):
+                    approvals.withdraw(live.run, asked, call.call_id, call.tool)
+            if live.work is None or call.call_id not in live.work.calls.finished:
+                recorder.record(live.run, events.TOOL_RESULT, unfinished(live.run, call), step=call.step)
 
     @staticmethod
     def _outcome(
         live: LiveRun, status: RunStatus, answer: Answer | None, error: Failure | None, reason: StopReason
     ) -> RunOutcome:
-        work = live.work
-        own = work.usage if work else NO_USAGE
+        work, progress = live.work, live.request.progress
+        before = progress.usage if progress is not None else NO_USAGE
+        own = work.usage if work else before
         reason = answer.stop_reason if answer else _REASONS.get(status, reason)
         return RunOutcome(
             status=status,
             stop_reason=reason,
-            output=answer.text if answer else (work.text if work else ""),
-            steps=work.steps if work else 0,
+            output=answer.text if answer else (work.text if work else progress.text if progress else ""),
+            steps=work.steps if work else progress.steps if progress else 0,
             usage=own,
             usage_total=own + live.control.usage_below,
             forced=answer.forced if answer else False,
@@ -311,9 +398,9 @@ def _can_go_on(work: Work, answer: Answer) -> bool:
     return work.definition.runner is None and not answer.forced and work.steps < work.max_steps
 
 
-def ended_payload(outcome: RunOutcome, duration_ms: int) -> RunEnded:
+def ended_payload(outcome: RunOutcome, duration_ms: int, open_tasks: Sequence[str] = ()) -> RunEnded:
     """The payload of a run's terminal event."""
-    return RunEnded(
+    payload = RunEnded(
         status=outcome.status.value,
         stop_reason=outcome.stop_reason.value,
         output=outcome.output,
@@ -325,8 +412,11 @@ def ended_payload(outcome: RunOutcome, duration_ms: int) -> RunEnded:
         error=events.ErrorInfo(code=outcome.error.code, message=outcome.error.message) if outcome.error else None,
         activity=[events.ActivityInfo(name=a.name, calls=a.calls, total_ms=a.total_ms) for a in outcome.activity],
         duration_ms=duration_ms,
-        open_tasks=[],
+        open_tasks=list(open_tasks),
     )
+    if outcome.error is not None and outcome.error.passing:
+        payload["passing"] = True
+    return payload
 
 
 def _task_message(request: RunRequest, added: tuple[str, ...]) -> str:

@@ -5,6 +5,7 @@ somebody waits. Values are frozen; what changes while a run is in the air belong
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -174,6 +175,85 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskedBefore:
+    """A question to a person that a call had when its process went away: `answer` is its settlement as it was recorded,
+    None while it is open. `arguments` are those that it is about, as the log knows them, at `step`; `digest` is that
+    of what was asked. Times in µs."""
+
+    approval_id: str
+    step: int
+    arguments: Any
+    asked_at: int
+    expires_at: int
+    digest: str
+    answer: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftCall:
+    """A call that has no result: how much of it the log knows. Only what was `started` may have had an effect;
+    `delegated`: it has begun a handoff. `step`, `sub`, `memory_seq`: the place of its result; `raw`: its arguments as
+    they were sent, without secrets. `asked`: about the call; `stand_in`: about an agent in the place of the one that
+    it had asked for."""
+
+    call_id: str
+    tool: str
+    provider_call_id: str = ""
+    raw: str = ""
+    step: int = 0
+    sub: int = 0
+    memory_seq: int = 0
+    called: bool = False
+    started: bool = False
+    delegated: bool = False
+    asked: AskedBefore | None = None
+    stand_in: AskedBefore | None = None
+
+    @property
+    def open_questions(self) -> tuple[AskedBefore, ...]:
+        """What a person was asked and has not answered."""
+        return tuple(q for q in (self.asked, self.stand_in) if q is not None and q.answer is None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run had come when the process that drove it went away, as far as the log tells (spec 12.7).
+
+    `run` is what it goes on as. `started`: it had begun; `subagent`: as a subagent, too. `steps` are those with a
+    reply, `broken` is one that was asked for in vain, `complete` whether the last one was closed. `first_seq`,
+    `task_seq`: the numbers of its first message and of its task in its memory; `place`: step and sub of its next
+    message. `turn`: step and number of the reply whose calls are not all answered, `calls` are those. `answer`: its
+    last reply was one, `forced` for what reason. `stop`: as what one of these calls ends it (spec 4.1). `step_usage`
+    of the last step, which is in `usage`. `usage_below`, `spent`: what those below it have used, and all in the tree
+    under it by the kinds of a budget. `used_ms` of its clocks. `activity`: which tools have given results.
+    `sent_back`: how often hooks did not let it end.
+    """
+
+    run: Run
+    started: bool = False
+    subagent: bool = False
+    steps: int = 0
+    broken: int | None = None
+    complete: bool = True
+    usage: Usage = NO_USAGE
+    step_usage: Usage = NO_USAGE
+    usage_below: Usage = NO_USAGE
+    spent: Mapping[str, int] = field(default_factory=dict)
+    first_seq: int | None = None
+    task_seq: int | None = None
+    place: tuple[int, int] = (0, 0)
+    text: str = ""
+    turn: tuple[int, int] | None = None
+    calls: Mapping[str, LeftCall] = field(default_factory=dict)
+    answer: str | None = None
+    forced: str | None = None
+    stop: Failure | None = None
+    used_ms: int = 0
+    activity: tuple[ToolActivity, ...] = ()
+    sent_back: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """Everything that `launch` needs. Made by the service at depth 0 and by `handoff` below.
 
@@ -184,7 +264,10 @@ class RunRequest:
     both from the start of the run. `model`, `effort` and `thinking` are what
     applies, with the parent's already taken over. `budgets` bound the tree under the run, each inside the one before;
     `above` is the budget (`budget.Budget`) around them when it is not that of the parent run or the session.
-    `fallback`: as what the run stands in for the subagent of its handoff.
+    `fallback`: as what the run stands in for the subagent of its handoff. `background`: nobody waits for it;
+    `detached`: nor does it end with the run that has started it. `progress`: the run is not a new one: another process
+    had begun it. `given`: what a caller asked for, as it is written into the log, so that the request can be made
+    again. `id`: the run's, where rows name it that are stored with it.
     """
 
     session: Session
@@ -216,6 +299,11 @@ class RunRequest:
     above: object | None = None
     output_schema: Mapping[str, Any] | None = None
     permissions: "Ceiling | None" = None
+    background: bool = False
+    detached: bool = False
+    progress: Progress | None = None
+    given: Mapping[str, Any] | None = None
+    id: str | None = None
 
 
 class Ceiling(Protocol):
@@ -228,11 +316,14 @@ class Ceiling(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReusePlan:
-    """Which memory a `reuse_session` handoff goes on with, in which scope; `note`: why not in the definition's."""
+    """Which memory a `reuse_session` handoff goes on with, in which scope; `note`: why not in the definition's.
+    `resumes`: the handoff whose memory that is; `alone`: nobody else may go on with it at the time."""
 
     memory_id: str
     scope: SessionScope
     note: str | None = None
+    resumes: str | None = None
+    alone: bool = False
 
 
 class Seat(Protocol):
@@ -270,8 +361,33 @@ class Launcher(Protocol):
     def lineage(self, run: Run) -> tuple[str, ...]:
         """The ids of the runs above a run, from the root."""
 
-    def seat(self, tenant: str, memory_id: str, parent: Run | None) -> Seat | None:
-        """The next place in the queue for a shared memory; None when whoever delegates would wait for itself."""
+    def seat(
+        self, tenant: str, memory_id: str, parent: Run | None, *, alone: bool = False, again: bool = False
+    ) -> Seat | None:
+        """The next place in the queue for a shared memory; None when whoever delegates would wait for itself, or,
+        `alone`, for anybody. `parent`: the run that waits meanwhile; `again`: for a run that has its number in the
+        memory already."""
+
+    def left_seat(self, run_id: str) -> Seat | None:
+        """The place that is kept for a run of another process; None: there is none, or it was given already."""
+
+    def answered(self, run: Run, call_id: str) -> None:
+        """A call has its result: what another process had begun for it and nobody has taken up holds nobody up."""
+
+    def keep(self, session: Session) -> AbstractContextManager[None]:
+        """While work of a session goes on that no run waits for: it is not idle."""
+
+    def is_open(self, run_id: str) -> bool:
+        """Whether a run of this process has not ended."""
+
+    def open_tasks(self, run: Run) -> Sequence[str]:
+        """The background tasks that a run has started, or that lie below it, and that go on."""
+
+    async def reap(self, run: Run) -> None:
+        """End the background tasks of a run that failed, except those that are detached."""
+
+    def drop(self, run: Run, status: RunStatus) -> None:
+        """A run of an earlier process is not gone on with after all: it ends, with everything below it."""
 
     async def wait(self, run_id: str) -> RunOutcome:
         """Wait until the run is final. Its final event is recorded by then, not yet committed: whoever tells the
@@ -354,6 +470,14 @@ class RunStore(Protocol):
 
     async def handoff_runs(self, tenant: str, handoff_id: str) -> Sequence[Mapping[str, Any]]:
         """The runs of a handoff, in order."""
+
+    async def untold(self, tenant: str, session_id: str) -> Sequence[Mapping[str, Any]]:
+        """The notices of a session that nobody was told, in the order of posting, each with the `depth` of the run that
+        it is for."""
+
+    async def untold_tasks(self) -> Sequence[Mapping[str, Any]]:
+        """Background tasks of all tenants that have ended, and of which their run was not told: `tenant_id`,
+        `session_id`, `id`."""
 
     async def open_runs(self) -> Sequence[Mapping[str, Any]]:
         """All runs of all tenants that are not final, deepest first."""

@@ -23,7 +23,7 @@ class _Shared:
     def __init__(self, key: tuple[str, str]) -> None:
         self.key = key
         self.queue: deque[MemorySeat] = deque()
-        self.reading: asyncio.Task[MemoryState] | None = None
+        self.reading: asyncio.Future[MemoryState] | None = None
         self.state: MemoryState | None = None
         self.stale = False  # something of it was erased since
         self.free = asyncio.Event()  # not set: what its holder leaves is being erased
@@ -32,9 +32,10 @@ class _Shared:
 
 
 class MemorySeat:
-    """A place in the queue (port `Seat`). `parent_id`: the run that delegates; `run_id`: the one that sits on it."""
+    """A place in the queue (port `Seat`). `parent_id`: the run that delegates; `run_id`: the one that sits on it;
+    `unwanted`: whoever came later wants that run to end, before it has begun."""
 
-    __slots__ = ("_all", "_mine", "_number", "_shared", "parent_id", "run_id")
+    __slots__ = ("_all", "_mine", "_number", "_shared", "parent_id", "run_id", "unwanted")
 
     def __init__(self, all_seats: "SharedMemories", shared: _Shared, number: int, parent_id: str | None) -> None:
         self._all = all_seats
@@ -43,6 +44,7 @@ class MemorySeat:
         self._mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.parent_id = parent_id
         self.run_id: str | None = None
+        self.unwanted = False
 
     @property
     def memory_id(self) -> str:
@@ -58,9 +60,11 @@ class MemorySeat:
 
     async def opened(self) -> None:
         """Wait until the memory is read."""
-        if self._shared.reading is None:
-            self._shared.reading = asyncio.create_task(self._all.read(*self._shared.key), name="read memory")
-        await asyncio.shield(self._shared.reading)
+        reading = self._shared.reading
+        if reading is None or (reading.done() and (reading.cancelled() or reading.exception() is not None)):
+            reading = asyncio.create_task(self._all.read(*self._shared.key), name="read memory")
+            self._shared.reading = reading
+        await asyncio.shield(reading)
 
     async def hold(self) -> MemoryState:
         """Wait for one's turn; what the memory holds then."""
@@ -119,16 +123,33 @@ class SharedMemories:
         """Whether anybody has a place anywhere."""
         return bool(self._memories or self._of_parent)
 
-    def take(self, tenant: str, memory_id: str, parent_id: str | None, lineage: Collection[str]) -> MemorySeat | None:
+    def length(self, tenant: str, memory_id: str) -> int:
+        """How many have a place at a memory."""
+        shared = self._memories.get((tenant, memory_id))
+        return 0 if shared is None else len(shared.queue)
+
+    def take(
+        self,
+        tenant: str,
+        memory_id: str,
+        parent_id: str | None,
+        lineage: Collection[str],
+        *,
+        fresh: bool = False,
+        again: bool = False,
+    ) -> MemorySeat | None:
         """The last place in the queue; None when one of those ahead waits for `lineage`: the runs which this place
-        keeps waiting."""
+        keeps waiting. `fresh`: the memory is a new one, and empty; `again`: for a run that has its number already."""
         shared = self._memories.get((tenant, memory_id))
         if shared is None:
             shared = self._memories[(tenant, memory_id)] = _Shared((tenant, memory_id))
+            if fresh:
+                shared.reading = asyncio.get_running_loop().create_future()
+                shared.reading.set_result(MemoryState())
         elif self._waits(shared.queue, lineage):
             return None
         seat = MemorySeat(self, shared, shared.taken, parent_id)
-        shared.taken += 1
+        shared.taken += not again
         shared.queue.append(seat)
         if parent_id is not None:
             self._of_parent.setdefault(parent_id, {})[seat] = None

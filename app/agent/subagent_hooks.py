@@ -57,8 +57,15 @@ class SubagentHooks:
             raise HookDenied(f"hook {outcome.blocked_by} does not let this subagent start: {outcome.block}")
         return outcome.context
 
-    def begun(self) -> None:
-        """The subagent has started: every hook of its end is to be told of that."""
+    def begun(self, sent_back: int = 0) -> None:
+        """The subagent has started: every hook of its end is to be told of that. `sent_back`: so often it was, by an
+        earlier process."""
+        self._began = self._began or asyncio.get_running_loop().time()
+        self._sent_back = sent_back > 0
+        self._wait = self.hooks.names(HookPoint.SUBAGENT_STOP)
+
+    def goes_on(self) -> None:
+        """It works on after all: every hook is asked about its next answer."""
         self._wait = self.hooks.names(HookPoint.SUBAGENT_STOP)
 
     @property

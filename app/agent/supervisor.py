@@ -4,27 +4,34 @@ Owns the asyncio task of every run. Knows neither HTTP nor the store.
 """
 
 import asyncio
+import contextlib
 import logging
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from app.agent import events
+from app.agent.admission import Slots
+from app.agent.attempts import OpenHandoff
 from app.agent.budget import Amount, Budget
 from app.agent.control import half_left
 from app.agent.equipment import Equipment
 from app.agent.errors import Conflict, NotFound, Unavailable
 from app.agent.events import Event, Masker, Recorder
-from app.agent.handoff import Handoffs
+from app.agent.handoff import ENDING_S, Handoffs
 from app.agent.ids import new_id
 from app.agent.interruption import LAST_WORD_S, LastWords
 from app.agent.live_run import LiveRun, RunnerParts
+from app.agent.messages import Usage
+from app.agent.notices import Notices
 from app.agent.runner import SubAgentRunner
 from app.agent.runs import (
     HandoffStatus,
+    LeftCall,
     Run,
     RunOutcome,
     RunRequest,
@@ -41,17 +48,22 @@ NAME_CHARS = 64
 SHUTDOWN_WORDS_S = 1.5  # for hooks to be told of it, beside that grace
 INTERRUPT_S = 8.0  # for runs that are interrupted to end: a tool may be deaf, and is waited for (spec 7.4)
 IDLE_SESSIONS = 10_000  # whose numbers are kept at hand
+PAUSE_SHARE, PAUSE_S = 0.25, 2.0  # of a grace, for steps that were begun to end; at most so long
+LOOK_S = 0.05  # between two looks at who still works
+QUEUED_TURNS = 100  # of one session
 ENDED_RUNS = 5_000  # that are found without a look into the store
 _NOT_WORD = re.compile(r"[^\w-]+")
+Ending = Callable[[Run, RunStatus], Usage]  # what those used that were closed
 
 
 class _Air:
     """One session's share of what is in the air: its numbers, names and open work."""
 
-    __slots__ = ("budget", "closers", "left", "names", "next_ordinal", "numbers", "open", "session", "worked")
+    __slots__ = ("budget", "closers", "left", "names", "next_ordinal", "numbers", "open", "session", "slots", "worked")
 
-    def __init__(self, session: Session, counters: SessionCounters) -> None:
+    def __init__(self, session: Session, counters: SessionCounters, children: int) -> None:
         self.session = session
+        self.slots = Slots(children)
         self.budget: Budget | None = None
         if session.budget is not None:  # one for all turns
             spent = dict(counters.spent)
@@ -67,12 +79,16 @@ class _Air:
 
 
 class _Flight:
-    """A run, its task, and who waits for it."""
+    """A run, its task, and who waits for it. `heir`: the run that it ends with: the one that has started it, or for a
+    background task, when that has ended, the nearest one above that is open; None for none. `children`: those that end
+    with this one. `above`: the runs above it, nearest first, which may have ended long before it."""
 
-    __slots__ = ("children", "done", "live", "task")
+    __slots__ = ("above", "children", "done", "heir", "live", "task")
 
-    def __init__(self, live: LiveRun) -> None:
+    def __init__(self, live: LiveRun, heir: str | None, above: tuple[str, ...]) -> None:
         self.live = live
+        self.above = above
+        self.heir = heir
         self.task: asyncio.Task[None] | None = None
         self.done: asyncio.Future[RunOutcome] = asyncio.get_running_loop().create_future()
         self.children: set[str] = set()
@@ -84,17 +100,23 @@ class RunSupervisor:
     def __init__(self, parts: RunnerParts, on_idle: Callable[[str], None]) -> None:
         self._recorder: Recorder = parts.recorder
         self._masker: Masker = parts.masker
-        self._runner = SubAgentRunner(parts, self)
+        self.notices = Notices(parts.recorder, self._heir)
+        self._runner = SubAgentRunner(parts, self, self.notices)
         self._approvals = parts.approvals
+        self._children_at_work = parts.concurrent_children  # in each session
         self._on_idle = on_idle
         self._flights: dict[str, _Flight] = {}
         self._sessions: OrderedDict[str, _Air] = OrderedDict()
-        self._memories: set[str] = set()
-        self._shared = SharedMemories(parts.load, self._children)
+        self._shared = SharedMemories(parts.load, self._waited_for)
         self._ended: OrderedDict[str, tuple[Run, int | None]] = OrderedDict()
         self._endings: set[asyncio.Task[None]] = set()
         self._timeouts: set[asyncio.Task[tuple[str, ...]]] = set()
         self._stopping = False
+        self.drains = False
+        self._taken_up: Callable[[Run], None] | None = None
+        self.slots = Slots(parts.concurrent_runs)
+        self._drop: Ending | None = None
+        self._left_seats: dict[str, MemorySeat] = {}  # of runs of another process, by their ids
 
     @property
     def handoffs(self) -> Handoffs:
@@ -110,6 +132,11 @@ class RunSupervisor:
     def in_flight(self) -> int:
         """How many runs are open."""
         return len(self._flights)
+
+    @property
+    def queued(self) -> int:
+        """How many of them have not begun: they wait for a memory or for places."""
+        return sum(not flight.live.timing for flight in self._flights.values())
 
     # ── sessions ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -133,7 +160,7 @@ class RunSupervisor:
         """Keep a session open while a caller prepares or awaits work in it; afterwards it may become idle."""
         air = self._sessions.get(session.id)
         if air is None:
-            air = self._sessions[session.id] = _Air(session, counters)
+            air = self._sessions[session.id] = _Air(session, counters, self._children_at_work)
         self._sessions.move_to_end(session.id)
         air.session = session
         air.open += 1
@@ -154,6 +181,7 @@ class RunSupervisor:
             evicted, _ = self._sessions.popitem(last=False)
             if self._approvals is not None:
                 self._approvals.forget(evicted)  # read again with its numbers
+            self.notices.forget(evicted)
 
     def rest(self, session_id: str) -> None:
         """State that a session is idle, if anything was started in it since it last was; its runs have all ended."""
@@ -163,22 +191,75 @@ class RunSupervisor:
             self._recorder.record(air.session, events.SESSION_IDLE, events.SessionIdle())
 
     @contextmanager
-    def claim(self, memory_id: str) -> Iterator[None]:
-        """Hold a memory for a run that is about to be launched. Raises `Conflict` when it is in use.
-
-        The run that `launch` starts inside takes the claim over.
-        """
-        if memory_id in self._memories:
-            raise Conflict(
-                "the session has a run that is not finished: wait for it, cancel it, or use another session",
-                code="session_busy",
-            )
-        self._memories.add(memory_id)
+    def keep(self, session: Session) -> Iterator[None]:
+        """See `Launcher`; the session is one that has open work."""
+        air = self._sessions[session.id]
+        air.open += 1
         try:
             yield
         finally:
-            if not any(flight.live.run.memory_id == memory_id for flight in self._flights.values()):
-                self._memories.discard(memory_id)
+            self._leave(air)
+
+    def budget_of(self, run_id: str) -> Budget | None:
+        """What bounds an open run."""
+        flight = self._flights.get(run_id)
+        return flight.live.budget if flight is not None else None
+
+    def request_of(self, run_id: str) -> RunRequest | None:
+        """What an open run was started with."""
+        flight = self._flights.get(run_id)
+        return flight.live.request if flight is not None else None
+
+    def on_left(self, close: Ending, taken_up: Callable[[Run], None], drop: Ending) -> None:
+        """`taken_up` is called when a run goes on that another process had begun. `close` before its end: what was
+        begun below it, and nobody has taken up again, ends with it. `drop` when it is not gone on with after all."""
+        self._runner.on_left = close
+        self._taken_up = taken_up
+        self._drop = drop
+
+    def drop(self, run: Run, status: RunStatus) -> None:
+        """See `Launcher`."""
+        if self._drop is None:
+            return
+        used, above = self._drop(run, status), self._heir(run.parent_id or "")
+        if above is not None:
+            control = self._flights[above].live.control
+            control.usage_below = control.usage_below + used
+
+    def expect_answers(self, calls: Iterable[LeftCall]) -> None:
+        """Calls of runs that are about to go on: their questions are put again."""
+        for question in (question for call in calls for question in call.open_questions):
+            if self._approvals is not None:
+                self._approvals.expect(question.approval_id)
+
+    def forget_answers(self, calls: Iterable[LeftCall]) -> None:
+        """Those runs do not go on, and their questions are withdrawn."""
+        for question in (question for call in calls for question in call.open_questions):
+            if self._approvals is not None:
+                self._approvals.unexpect(question.approval_id)
+
+    def worked(self, session_id: str, has: bool = True) -> None:
+        """A session that is kept open had open runs."""
+        self._sessions[session_id].worked = has
+
+    def turn(self, session: Session, *, fresh: bool = False, queue: bool = False, again: bool = False) -> MemorySeat:
+        """A place for a turn of the session at its lead agent's memory. Raises `Conflict` when that is in use, with
+        `queue` only when too many wait. `fresh`: the session is a new one; `again`: the turn has its number already."""
+        waiting = self._shared.length(session.tenant, session.memory_id)
+        if waiting and not queue:
+            raise Conflict(
+                "the session has a run that is not finished: wait for it, cancel it, use another session, or send "
+                "on_busy: enqueue or interrupt",
+                code="session_busy",
+            )
+        if waiting > QUEUED_TURNS and not again:
+            raise Conflict(
+                f"{QUEUED_TURNS} turns of this session wait already: wait until some of them are done",
+                code="queue_full",
+            )
+        seat = self._shared.take(session.tenant, session.memory_id, None, (), fresh=fresh, again=again)
+        assert seat is not None  # nobody waits meanwhile
+        return seat
 
     def name(self, session: Session, wanted: str | None) -> str:
         """A readable name for a subagent, unique in the session."""
@@ -197,10 +278,38 @@ class RunSupervisor:
 
     # ── shared memories ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def seat(self, tenant: str, memory_id: str, parent: Run | None) -> Seat | None:
+    def seat(
+        self, tenant: str, memory_id: str, parent: Run | None, *, alone: bool = False, again: bool = False
+    ) -> Seat | None:
         """See `Launcher`."""
-        lineage = self._upwards(parent.id if parent is not None else None)
-        return self._shared.take(tenant, memory_id, lineage[0] if lineage else None, lineage)
+        if alone and self._shared.length(tenant, memory_id):
+            return None
+        lineage = self._waiting(parent.id if parent is not None else None)
+        return self._shared.take(tenant, memory_id, lineage[0] if lineage else None, lineage, again=again)
+
+    def keep_seat(self, run: Run, *, waited_for: bool) -> None:
+        """Keep a place for a run that another process had begun, before those that come later. It is given to the run
+        by `left_seat`, or back by `release_seat`. `waited_for`: by the run above it."""
+        above = run.parent_id if waited_for else None
+        seat = self._shared.take(run.tenant, run.memory_id, above, (), again=True)
+        assert seat is not None  # of no lineage
+        self._shared.sit(seat, run.id)
+        self._left_seats[run.id] = seat
+
+    def left_seat(self, run_id: str) -> Seat | None:
+        """See `Launcher`."""
+        return self._left_seats.pop(run_id, None)
+
+    def release_seat(self, run_id: str) -> None:
+        """A run does not go on: whoever is behind it does."""
+        seat = self._left_seats.pop(run_id, None)
+        if seat is not None:
+            seat.leave()
+
+    def answered(self, run: Run, call_id: str) -> None:
+        """See `Launcher`."""
+        for run_id in self.handoffs.left_runs(run.id, call_id):
+            self.release_seat(run_id)
 
     @contextmanager
     def erasing(self, session_id: str) -> Iterator[None]:
@@ -211,61 +320,99 @@ class RunSupervisor:
             yield
 
     def _upwards(self, run_id: str | None) -> list[str]:
-        """A run and those above it."""
+        """A run and those above it, open or not, as far as they are known."""
         found: list[str] = []
         while run_id is not None:
             found.append(run_id)
-            flight = self._flights.get(run_id)
-            run_id = flight.live.run.parent_id if flight is not None else None
+            if (flight := self._flights.get(run_id)) is not None:
+                return [*found, *flight.above]
+            known = self.find(run_id)
+            run_id = known[0].parent_id if known is not None else None
         return found
+
+    def _waiting(self, run_id: str | None) -> list[str]:
+        """A run and those above it that wait for it: for a background task nobody does."""
+        found: list[str] = []
+        while run_id is not None and (flight := self._flights.get(run_id)) is not None:
+            found.append(run_id)
+            run_id = None if flight.live.request.background else flight.live.run.parent_id
+        return found
+
+    def _heir(self, run_id: str) -> str | None:
+        """The open run that is responsible for what a run has left: itself, or the nearest one above it."""
+        above: str | None = run_id
+        while above is not None and above not in self._flights:
+            known = self._ended.get(above)
+            above = known[0].parent_id if known is not None else None
+        return above
+
+    def is_open(self, run_id: str) -> bool:
+        """See `Launcher`."""
+        flight = self._flights.get(run_id)
+        return flight is not None and flight.live.outcome is None
 
     def lineage(self, run: Run) -> tuple[str, ...]:
         """See `Launcher`."""
-        return tuple(reversed(self._upwards(run.parent_id)))
+        return tuple(reversed(self._upwards(run.id)[1:]))
 
     def person(self, run: Run, asked: bool) -> None:
-        """See `Launcher`."""
-        for run_id in self._upwards(run.id):
-            flight = self._flights.get(run_id)
-            if flight is None:
-                continue
+        """See `Launcher`. Who does not wait for the run has a clock that goes on."""
+        for run_id in self._waiting(run.id):
+            flight = self._flights[run_id]
             self.handoffs.person(flight.live.run.handoff_id, asked)
             if asked:
                 flight.live.hold()
             else:
                 flight.live.go_on(partial(self._time_out, run_id))
 
-    def _children(self, run_id: str) -> Collection[str]:
+    def _waited_for(self, run_id: str) -> Collection[str]:
+        """The open runs that a run has started and waits for."""
         flight = self._flights.get(run_id)
-        return flight.children if flight is not None else ()
+        if flight is None:
+            return ()
+        return [child for child in flight.children if not self._flights[child].live.request.background]
 
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def launch(self, request: RunRequest) -> Run:
         """Record the run as queued and start its task. The session must be kept open by `work`."""
-        if self._stopping:
+        goes_on = self.drains and (request.depth > 0 or request.progress is not None)  # in the next process, if need be
+        if self._stopping and not goes_on:
             raise Unavailable("the service is stopping: start the run again in a moment", code="stopping")
         air = self._sessions[request.session.id]
         parent = self._flights.get(request.parent.id) if request.parent is not None else None
-        if parent is not None and parent.live.control.requested is not None:
+        if parent is not None and parent.live.control.requested is not None and not request.detached:
             raise Conflict("the run that delegates was told to end: it starts nothing more", code="parent_ending")
         above = parent.live.budget if parent is not None else air.budget
         if isinstance(request.above, Budget):
             above = request.above
         seat = request.seat if isinstance(request.seat, MemorySeat) else None
-        run = _run(request, air.next_ordinal)
-        air.next_ordinal += 1
+        progress = request.progress
+        run = _run(request, air.next_ordinal) if progress is None else progress.run
+        air.next_ordinal = max(air.next_ordinal, run.ordinal + 1)
         air.open += 1
         air.worked = True
-        waiting = parent.live.control if parent is not None else None
-        flight = self._flights[run.id] = _Flight(LiveRun(run, request, above=above, seat=seat, waiting=waiting))
+        waiting = parent.live.control if parent is not None and not request.background else None
+        slots = (air.slots, self.slots) if run.depth else (self.slots,)
+        heir = parent.live.run.id if parent is not None else None
+        if request.background:
+            heir = self.handoffs.owner(request.handoff_id or "")
+        live = LiveRun(run, request, above=above, seat=seat, waiting=waiting, slots=slots)
+        lineage = self.handoffs.above(request.handoff_id or "") or tuple(self._upwards(run.parent_id))
+        flight = _Flight(live, heir, lineage)
+        self._flights[run.id] = flight
         if seat is not None:
             self._shared.sit(seat, run.id)
-        if parent is not None:
-            parent.children.add(run.id)
-        self._recorder.record(run, events.RUN_QUEUED, _queued(run, request))
+        if heir is not None and heir in self._flights:
+            self._flights[heir].children.add(run.id)
+        if progress is None:
+            self._recorder.record(run, events.RUN_QUEUED, _queued(run, request))
+        else:
+            flight.live.control.usage_below = progress.usage_below
         flight.task = asyncio.create_task(self._fly(flight, air), name=f"run {run.id}")
         flight.task.add_done_callback(lambda _: self._landed(flight, air))
+        if progress is not None and self._taken_up is not None:
+            self._taken_up(run)
         return run
 
     async def _fly(self, flight: _Flight, air: _Air) -> None:
@@ -285,15 +432,40 @@ class RunSupervisor:
         self._ended[run.id] = (run, live.ended.seq if live.ended is not None else None)
         if len(self._ended) > ENDED_RUNS:
             self._ended.popitem(last=False)
-        self._memories.discard(run.memory_id)
         live.give_back()
         assert live.outcome is not None  # abandon() saw to it
-        parent = self._flights.get(run.parent_id or "")
-        if parent is not None:
-            parent.children.discard(run.id)
-            parent.live.control.settle(live.outcome)
+        heir = self._flights.get(flight.heir or "")
+        if heir is not None:
+            heir.children.discard(run.id)
+        above = next((run_id for run_id in flight.above if run_id in self._flights), None)
+        if above is not None:
+            self._flights[above].live.control.settle(live.outcome)
+        self._hand_on(flight, heir)
         flight.done.set_result(live.outcome)
         self._leave(air)
+
+    def _hand_on(self, flight: _Flight, heir: _Flight | None) -> None:
+        """What the run has left open goes on under the nearest one above it that is open."""
+        run_id = heir.live.run.id if heir is not None else None
+        for child in flight.children:
+            self._flights[child].heir = run_id
+            if heir is not None:
+                heir.children.add(child)
+        self.handoffs.adopt(flight.live.run.id, run_id)
+
+    def open_tasks(self, run: Run) -> Sequence[str]:
+        """See `Launcher`."""
+        return [task_id for task_id, above in self.handoffs.begun_in(run.session_id) if run.id in above]
+
+    async def reap(self, run: Run) -> None:
+        """See `Launcher`."""
+        flight, tasks = self._flights[run.id], self.handoffs.owned([run.id])
+        interrupted = flight.live.control.requested is RunStatus.INTERRUPTED
+        for handoff in tasks:
+            handoff.stop(HandoffStatus.INTERRUPTED if interrupted else HandoffStatus.CANCELLED)
+        status = RunStatus.INTERRUPTED if interrupted else RunStatus.CANCELLED
+        await asyncio.gather(*(self.cancel(child, status=status) for child in sorted(flight.children)))
+        await asyncio.gather(*(handoff.ended_within(INTERRUPT_S) for handoff in tasks))
 
     async def wait(self, run_id: str) -> RunOutcome:
         """Wait until the run is final. Cancelling the waiter does not touch the run."""
@@ -309,10 +481,13 @@ class RunSupervisor:
         return run_id in self._flights
 
     async def settled(self, run_id: str) -> RunOutcome:
-        """Wait until the run is final and its final state is committed: then the outside may be told."""
+        """Wait until the run is final and its final state is committed: then the outside may be told. Raises
+        `Unavailable` when it is left to the next process."""
         flight = self._flight(run_id)
         outcome = await asyncio.shield(flight.done)
         ended: Event | None = flight.live.ended
+        if ended is not None and not ended.ts:  # nothing is recorded any more
+            raise Unavailable("the service is stopping: the run goes on in the next process", code="stopping")
         if ended is not None:
             await self._recorder.committed(ended)
         return outcome
@@ -333,6 +508,9 @@ class RunSupervisor:
         if run_id not in self._flights:
             return ()
         ordered = list(self._subtree(run_id))
+        tasks = self.handoffs.owned([flight.live.run.id for flight in ordered])
+        for handoff in tasks:  # they begin nothing more, also where no run of them is under way
+            handoff.stop(HandoffStatus.INTERRUPTED if status is RunStatus.INTERRUPTED else HandoffStatus.CANCELLED)
         mine = []
         words = LastWords(_words_s(ordered[0].live, status))
         for flight in ordered:  # all are told first, so that no ending child sets its parent going again
@@ -344,19 +522,21 @@ class RunSupervisor:
                 mine.append(flight)
                 if live.work is not None:
                     live.work.calls.break_off()
-        ending = asyncio.create_task(self._end_all(ordered, mine), name=f"cancel {run_id}")
+        ending = asyncio.create_task(self._end_all(ordered, mine, tasks), name=f"cancel {run_id}")
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
         await asyncio.shield(ending)
         return tuple(f.live.run.id for f in mine if f.done.result().status is f.live.control.requested)
 
     @staticmethod
-    async def _end_all(ordered: list[_Flight], mine: list[_Flight]) -> None:
-        """Cancel each once its children have ended, those of different parents side by side; a second cancel would
-        break off its clean-up."""
-        told, below = set(mine), dict[str, list[asyncio.Future[RunOutcome]]]()
+    async def _end_all(ordered: list[_Flight], mine: list[_Flight], tasks: Sequence[OpenHandoff]) -> None:
+        """Cancel each once its children and its tasks have ended, those of different parents side by side; a second
+        cancel would break off its clean-up."""
+        told, below = set(mine), dict[str, list[asyncio.Future[Any]]]()
         for flight in ordered:
-            below.setdefault(flight.live.run.parent_id or "", []).append(flight.done)
+            below.setdefault(flight.heir or "", []).append(flight.done)
+        for handoff in tasks:
+            below.setdefault(handoff.owner or "", []).append(asyncio.ensure_future(handoff.ended_within(INTERRUPT_S)))
 
         async def end(flight: _Flight) -> None:
             if children := below.get(flight.live.run.id):
@@ -388,10 +568,12 @@ class RunSupervisor:
         while roots := [
             f.live.run.id
             for f in self._flights.values()
-            if f.live.run.session_id == session_id and f.live.run.parent_id not in self._flights
+            if f.live.run.session_id == session_id and f.heir not in self._flights
         ]:
-            for run_id in roots:
-                ended.extend(await self.cancel(run_id))
+            # all at once: a turn that waits must not begin when the one ahead of it has ended
+            for ids in await asyncio.gather(*(self.cancel(run_id) for run_id in roots)):
+                ended.extend(ids)
+        await self.handoffs.settled(ENDING_S, session_id)
         return tuple(ended)
 
     async def settle(self, session_id: str) -> None:
@@ -410,18 +592,52 @@ class RunSupervisor:
         self.rest(session_id)
 
     async def close(self, grace_s: float) -> None:
-        """Stop launching, let runs finish within the grace, interrupt the rest."""
+        """Stop launching, let runs finish within the grace; the rest is interrupted or, where it `drains`, left as it
+        is for the next process."""
         self._stopping = True
+        if self._approvals is not None:
+            self._approvals.expect_no_more()
         waiting = [flight.done for flight in self._flights.values()]
-        if waiting:
+        if self.drains and (waiting or self.handoffs.in_flight):
+            pause_s = min(PAUSE_S, grace_s * PAUSE_SHARE)
+            await self._at_rest(grace_s - pause_s)
+            self._recorder.pause()  # a step that was begun may end, none begins
+            await self._at_rest(pause_s)
+            self._drain()
+        elif waiting:
             await asyncio.wait(waiting, timeout=grace_s)
-        roots = [f.live.run.id for f in self._flights.values() if f.live.run.parent_id not in self._flights]
-        ends = [asyncio.create_task(self.cancel(run_id, status=RunStatus.INTERRUPTED)) for run_id in roots]
-        if ends:
-            await asyncio.wait(ends, timeout=INTERRUPT_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INTERRUPT_S):
+                # again: one that completes meanwhile leaves its tasks to nobody
+                while roots := [f.live.run.id for f in self._flights.values() if f.heir not in self._flights]:
+                    ends = [self.cancel(run_id, status=RunStatus.INTERRUPTED) for run_id in roots]
+                    await asyncio.gather(*ends)
         self.handoffs.stop(status=HandoffStatus.INTERRUPTED)  # those that pause between two attempts
+        await self.handoffs.settled(INTERRUPT_S)
         if self._flights:  # a tool that swallows its cancellation must not keep the process
             log.error("these runs do not end and are left behind: %s", ", ".join(self._flights))
+
+    async def _at_rest(self, seconds: float) -> None:
+        """Wait that long, or until every open run only waits: for a person, for its turn, or for runs that do."""
+        loop, rested = asyncio.get_running_loop(), False
+        until = loop.time() + seconds
+        while (left := until - loop.time()) > 0:
+            working = [flight.done for flight in self._flights.values() if not flight.live.at_rest]
+            if rested and not working:
+                return
+            rested = not working  # twice: a run whose child has just ended is about to go on
+            if self._flights:
+                await asyncio.wait([f.done for f in self._flights.values()], timeout=min(left, LOOK_S))
+
+    def _drain(self) -> None:
+        """State that the open runs wait for the next process, and state nothing more: what is broken off now is neither
+        a result nor an end."""
+        for flight in self._flights.values():
+            live = flight.live
+            if live.work is not None and live.outcome is None:
+                self._recorder.record(live.run, events.RUN_WAITING, events.RunWaiting(reason="drain"))
+            live.hooks = None  # the subagent has not stopped
+        self._recorder.seal()
 
 
 def _words_s(live: LiveRun, status: RunStatus) -> float:
@@ -433,7 +649,7 @@ def _run(request: RunRequest, ordinal: int) -> Run:
     parent = request.parent
     memory = request.memory
     return Run(
-        id=new_id("run"),
+        id=request.id or new_id("run"),
         session_id=request.session.id,
         tenant=request.session.tenant,
         memory_id=request.memory_id or new_id("mem"),
@@ -468,6 +684,10 @@ def _queued(run: Run, request: RunRequest) -> events.RunQueued:
     version = request.definition.source.version
     if version is not None:
         payload["agent_version"] = version
+    if request.background:
+        payload["background"] = True
+    if request.given is not None:
+        payload["given"] = dict(request.given)
     if request.definition.hooks:
         payload["agent_hooks"] = len(request.definition.hooks)
     return payload

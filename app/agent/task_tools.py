@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.agent.definition import AgentDefinition, Surface, SurfaceKind
+from app.agent.errors import InvalidRequest, SubagentdError
 from app.agent.events import Masker
-from app.agent.orders import Delegator, TaskState
+from app.agent.orders import Delegator, ResumePoint, TaskState
 from app.agent.returned import fitting, neutralised
 from app.agent.runs import HandoffStatus
 from app.agent.surfaces import (
@@ -30,6 +31,7 @@ from app.agent.surfaces import (
     with_agents,
     with_work_order,
 )
+from app.agent.texts import filled
 from app.agent.tools import Interrupt, ToolContext, ToolResult, ToolSpec
 
 EXECUTE_TASK = "execute_task"
@@ -77,10 +79,13 @@ class ExecuteTaskTool(DelegationTool):
                 "name": {"type": "string", "description": "Which agent."},
                 "description": {"type": "string", "description": "What it is about, in 3 to 5 words, for people."},
                 "prompt": {"type": "string", "description": "The complete work order."},
-                "resume": {"type": "string", "description": "Not available in this version: leave it out."},
+                "resume": {
+                    "type": "string",
+                    "description": "An earlier task to go on with: its id (ho_…), that of its run, or its name.",
+                },
                 "run_in_background": {
                     "type": "boolean",
-                    "description": "Only false in this version: the call waits for the result.",
+                    "description": "True returns a task id at once; else the call waits for the result.",
                 },
                 "subagent_name": NAME,
                 **further_parameters(self._shown),
@@ -96,25 +101,39 @@ class ExecuteTaskTool(DelegationTool):
         if agent is None:
             names = ", ".join(sorted(shown.name for shown in self._shown))
             return _refused(f"there is no agent {wanted[:80]!r}. Valid names: {names}.")
-        if arguments.get("run_in_background"):
-            return _refused(
-                "background tasks are not available in this version; nothing was started. Call execute_task again "
-                "without run_in_background: several calls in one turn run at the same time."
-            )
-        if arguments.get("resume"):
-            return _refused(
-                "resume is not available in this version; nothing was started. Call execute_task again without it and "
-                "put what the subagent must know into the prompt."
-            )
+        point = None
+        if arguments.get("resume") is not None:
+            try:
+                point = await self._resumed(agent, arguments["resume"])
+            except SubagentdError as error:
+                return _refused(f"{error.message}; nothing was started.")
         order = self._order(
             agent,
             context,
             task=arguments["prompt"],
-            name=arguments.get("subagent_name"),
+            name=arguments.get("subagent_name") or (point.name if point is not None else None),
             purpose=arguments["description"],
+            resume=point,
+            detached=agent.detached,
             **further_fields(arguments, self._agents.values()),
         )
-        return await self._carried_out(order)
+        wanted = arguments.get("run_in_background")
+        background = agent.background if wanted is None else wanted
+        if not background or self._by.policy.denial(EXECUTE_TASK, self._by.child_depth, agent.name) is not None:
+            return await self._carried_out(order)
+        task = self._parts.handoffs.background(self._by, await self._parts.handoffs.prepared(self._by, order))
+        return ToolResult(content=filled(self._texts.task_started, task_id=task.id))
+
+    async def _resumed(self, agent: AgentDefinition, wanted: str) -> ResumePoint:
+        if not wanted.strip():
+            raise InvalidRequest("resume is empty: leave it out to begin anew, or name a task")
+        point = await self._parts.handoffs.resume_point(self._by.session, wanted)
+        if point.agent != agent.name:
+            raise InvalidRequest(
+                f"task {point.task_id} is one of the agent {point.agent!r}, not of {agent.name!r}: call execute_task "
+                f"with name={point.agent!r}"
+            )
+        return point
 
 
 class _Companion:
@@ -198,7 +217,7 @@ class TaskOutputTool(_Companion):
             state = await handoffs.task(session, task_id) or state
         if state.status is HandoffStatus.RUNNING:
             note = "\n\n".join(part for part in ("Task still running...", note) if part)
-        return ToolResult(content=self._shown(state, note))
+        return ToolResult(content=self._shown(state, note), fetched=task_id if state.ended else None)
 
 
 class CancelTaskTool(_Companion):
@@ -223,8 +242,8 @@ class CancelTaskTool(_Companion):
             if state.status is HandoffStatus.RUNNING:
                 return _refused(f"task {task_id} could not be cancelled now; it is between two attempts. Try again.")
             note = "It had already ended; nothing was cancelled."
-            return ToolResult(content=f"Task ID: {task_id}\nStatus: {self._status(state)}\n\n{note}")
-        return ToolResult(content=f"Task ID: {task_id}\nStatus: Cancelled")
+            return ToolResult(content=f"Task ID: {task_id}\nStatus: {self._status(state)}\n\n{note}", fetched=task_id)
+        return ToolResult(content=f"Task ID: {task_id}\nStatus: Cancelled", fetched=task_id)
 
 
 class ListTasksTool(_Companion):

@@ -67,11 +67,13 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a call gave. `status` is that of the `tool.result` event; errors are data, not exceptions."""
+    """What a call gave. `status` is that of the `tool.result` event; errors are data, not exceptions. `fetched`: the
+    background task whose end it tells."""
 
     content: str
     is_error: bool = False
     status: str = "ok"
+    fetched: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,21 +4,31 @@ Knows nothing of the stages that a call goes through (`calls.py`).
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from app.agent import events
 from app.agent.admission import Places
 from app.agent.budget import Budget
 from app.agent.clearance import Clearance
 from app.agent.errors import HandoffStop
+from app.agent.ids import new_id
 from app.agent.messages import Message, Role, ToolCall
-from app.agent.runs import Run, Session
+from app.agent.runs import LeftCall, Run, Session
 from app.agent.tools import ToolRegistry, ToolResult
 
+STOPPED_TEXT = "(not run: the service stopped before this call began)"
 CANCELLED_TEXT = "(cancelled before it finished)"
 NOT_RUN_TEXT = "(not run: another call of this turn ended the run)"
+UNKNOWN_TEXT = (
+    "(the service stopped before the outcome of this call was recorded; it is not known whether it took effect)"
+)
+MASKED_TEXT = (
+    "(not done: the service stopped during this call, and secrets in its arguments are not kept, so that it cannot go "
+    "on; make the call again if it is still needed)"
+)
 SIBLING_TEXT = "(cancelled: {tool}, called beside it, failed)"
 
 
@@ -28,7 +38,8 @@ class Turn:
     `check` raises when the run was told to end. `places`: those that the run needs to work, None where there is no
     limit. `clearance`: hooks and permissions, None where there are none. `abort_siblings`: a call that fails ends those
     that run beside it (spec 5.2). `deadline`, on the clock of the event loop: while a person is asked it moves.
-    `grace_s`: how much of a grace there is for what is broken off."""
+    `grace_s`: how much of a grace there is for what is broken off. `acknowledge`: the result of a task was fetched; the
+    ids of the notices that are settled by that. `left`: how far its calls had come in an earlier process."""
 
     session: Session
     run: Run
@@ -45,6 +56,8 @@ class Turn:
     clearance: Clearance | None = None
     abort_siblings: bool = False
     grace_s: Callable[[float], float] = float
+    acknowledge: Callable[[str], list[str]] | None = None
+    left: Mapping[str, LeftCall] = field(default_factory=dict)
 
 
 class Caller(Protocol):
@@ -63,16 +76,24 @@ class Caller(Protocol):
 class Board:
     """The results of one turn while its calls run."""
 
-    def __init__(self, owner: Caller, turn: Turn, calls: Sequence[ToolCall]) -> None:
+    def __init__(
+        self, owner: Caller, turn: Turn, calls: Sequence[ToolCall], results: Mapping[str, Message] | None = None
+    ) -> None:
+        """`results` are those that are there already, by the ids of their calls."""
         self._owner = owner
         self._turn = turn
         self._calls = calls
-        self._results: dict[int, Message] = {}
+        known = results or {}
+        self._results = {at: known[call.call_id] for at, call in enumerate(calls) if call.call_id in known}
         self._broken_by = ""  # the call whose failure ended those beside it
 
     async def run(self, group: Sequence[int]) -> None:
-        """Run one group; a single call needs no task of its own."""
+        """Run what is left of one group; a single call needs no task of its own."""
         self._broken_by = ""
+        if self._results:
+            group = [index for index in group if index not in self._results]
+            if not group:
+                return
         if len(group) == 1:
             await self._one(group[0])
             return
@@ -170,6 +191,26 @@ def is_delegation(turn: Turn, call: ToolCall) -> bool:
     """Whether a call starts agents."""
     tool = turn.registry.get(call.name)
     return tool is not None and tool.spec.delegation
+
+
+def unfinished(run: Run, call: LeftCall) -> events.ToolResulted:
+    """The result of a call of an earlier process that nobody carries out any more."""
+    return events.ToolResulted(
+        call_id=call.call_id,
+        provider_call_id=call.provider_call_id,
+        tool=call.tool,
+        message_id=new_id("msg"),
+        memory_id=run.memory_id,
+        memory_seq=call.memory_seq,
+        turn=run.turn,
+        sub=call.sub,
+        status="unknown" if call.started else "not_run",
+        is_error=True,
+        content=UNKNOWN_TEXT if call.started else STOPPED_TEXT,
+        duration_ms=0,
+        length=None,
+        arguments=None if call.called else call.raw,
+    )
 
 
 async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:

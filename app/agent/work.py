@@ -4,7 +4,7 @@ Knows neither when a run stops (`loop.py`) nor how it is opened (`runner.py`).
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from app.agent.definition import AgentDefinition
 from app.agent.events import Recorder
 from app.agent.ids import new_id
 from app.agent.messages import NO_USAGE, Message, Role, Usage
+from app.agent.notices import Notices
 from app.agent.patience import ModelGates, Patience
-from app.agent.runs import MemoryState, Run, Session, Shortened, StopReason
+from app.agent.runs import MemoryState, Progress, Run, Session, Shortened, StopReason
 from app.agent.texts import Texts
 from app.agent.tools import SchemaChecker, ToolRegistry, ToolSpec
 
@@ -77,6 +78,8 @@ class Work:
     budget: Budget | None = None
     clearance: Clearance | None = None
     places: Places | None = None
+    notices: Notices | None = None
+    progress: Progress | None = None
     first: int = 0
     task: Message | None = None
     place: tuple[int, int] = (0, 0)
@@ -89,6 +92,8 @@ class Work:
     nudged: bool = False
     cut: bool = False  # the last reply was, by its length
     sent_back: bool = False
+    resting: bool = False  # it waits to begin a step
+    forcing: bool = False  # the forced answer was begun by another process, and not given
     summary: tuple[int, str] | None = None
     summing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -107,14 +112,49 @@ class Work:
         self.usage = self.usage + usage
         self.step_usage = self.step_usage + usage
 
-    def add(self, role: Role, content: str) -> Message:
-        """Append a system or user message."""
+    def take_up(self, progress: Progress) -> None:
+        """Go on where another process stopped (spec 12.7): the memory holds all that was said."""
+        self.steps, self.usage, self.text, self.place = progress.steps, progress.usage, progress.text, progress.place
+        messages = self.memory.messages
+        self.task = next((m for m in messages if m.seq == progress.task_seq), None)
+        self.first = next(
+            (at for at, m in enumerate(messages) if (m.seq or 0) >= (progress.first_seq or 0)), len(messages)
+        )
+        self._remember(messages[self.first :], progress)
+        if progress.broken is not None:  # what was shown of its reply is not said
+            payload = events.StepRetried(
+                attempt=1, code="restart", message="the service was started anew", delay_ms=0, withdrawn=[]
+            )
+            self.recorder.record(self.run, events.STEP_RETRIED, payload, step=progress.broken)
+        self.progress = progress
+
+    def _remember(self, own: Sequence[Message], progress: Progress) -> None:
+        """What the run knows of what it has said and done so far."""
+        told = {message.content for message in own if message.role is Role.USER and message is not self.task}
+        problem = self.texts.output_invalid.partition("{problem}")[0]
+        self.sent_back = self.output_schema is not None and any(text.startswith(problem) for text in told if problem)
+        self.nudged = self.texts.malformed_call in told
+        replies = [message for message in own if message.role is Role.ASSISTANT]
+        self.cut = bool(replies) and replies[-1].partial
+        self.forcing = progress.forced is not None and progress.answer is None
+        self.calls.restore(progress.activity, own, self.registry)
+
+    def hear(self) -> None:
+        """Read the inbox: all that waits to be told becomes one user message (spec 5.1, 9.3)."""
+        told = self.notices.take(self.run) if self.notices is not None else ()
+        if told:
+            self.add(Role.USER, "\n\n".join(notice.content for notice in told), [notice.id for notice in told])
+
+    def add(self, role: Role, content: str, notices: Sequence[str] = ()) -> Message:
+        """Append a system or user message; `notices` are those that it tells."""
         step, sub = self.place
         self.place = (step, sub + 1)
         seq = self.memory.reserve(1)
         message = Message(role=role, content=content, seq=seq)
         self.memory.messages.append(message)
         payload = _message_event(self.run, seq, sub, message)
+        if notices:
+            payload["notices"] = list(notices)
         self.recorder.record(self.run, events.MESSAGE, payload, step=step)
         return message
 

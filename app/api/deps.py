@@ -1,32 +1,44 @@
 """What a route is given: who asks, and the services, once it is clear that the key opens the route."""
 
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl
 
-from fastapi import Depends, Request
+from fastapi import Depends, Header, Request
 from fastapi.dependencies.models import Dependant
 
 from app.agent.errors import InvalidRequest, Unsupported
 from app.api.auth import CALLER
 from app.sessions.access import ADMIN, APPROVE, READ, RUN, Caller
+from app.sessions.idempotency import HEADER, MAX_CHARS, KeyedRequest, Making, Once, keyed
 from app.sessions.services import Services
 
 LATER_PARAMETERS = frozenset({"text", "q", "decision"})  # of the audit trail (spec 12.4)
 
+REPLAYED = {"Idempotency-Replayed": "true"}
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request's caller and the services that answer it."""
+    """One request's caller and the services that answer it. `key`: the request as it is told from others, when it
+    came with an `Idempotency-Key`."""
 
     services: Services
     caller: Caller
+    key: KeyedRequest | None = None
 
     @property
     def tenant(self) -> str:
         """Whose things the request is about."""
         return self.caller.tenant
+
+    async def once(self, making: Making, work: Callable[[], Awaitable[T]]) -> Once[T]:
+        """Do what was asked for, unless the key of the request has done it before (`Idempotency.once`)."""
+        if self.key is None:
+            return Once(made=await work())
+        return await self.services.idempotency.once(self.key, making, work)
 
 
 def _needs(scope: str) -> Callable[[Request], Coroutine[Any, Any, Asked]]:
@@ -43,15 +55,39 @@ def _needs(scope: str) -> Callable[[Request], Coroutine[Any, Any, Asked]]:
 _running = _needs(RUN)
 
 
-async def _starting(request: Request) -> Asked:
-    asked = await _running(request)
-    if "idempotency-key" in request.headers:
+async def _telling(request: Request) -> Asked:
+    """For what is done anew by each request: a key would promise something else."""
+    if HEADER in request.headers:
         raise Unsupported(
-            "the header Idempotency-Key is not carried out by this version: leave it out",
-            errors=[{"at": "Idempotency-Key", "message": "not carried out by this version"}],
+            f"the header {HEADER} is not carried out here: leave it out",
+            errors=[{"at": HEADER, "message": "not carried out here"}],
         )
+    return await _running(request)
+
+
+Key = Annotated[
+    str | None,
+    Header(
+        alias=HEADER,
+        description="Names this request: sent again with the same key, it is answered again and not carried out again.",
+        json_schema_extra={"minLength": 1, "maxLength": MAX_CHARS},
+    ),
+]
+
+
+async def _starting(request: Request, key: Key = None) -> Asked:
+    asked = await _running(request)
     asked.services.need_store()
-    return asked
+    if key is None:
+        return asked
+    if len(request.headers.getlist(HEADER)) > 1:
+        raise InvalidRequest(f"the header {HEADER} came twice: send one", errors=[{"at": HEADER, "message": "one"}])
+    try:
+        body = await request.json()
+    except ValueError:
+        body = None  # the route refuses it
+    route = f"{request.method} {request.scope['path']}"
+    return replace(asked, key=keyed(asked.tenant, key, route, body))
 
 
 def _check_parameters(request: Request) -> None:
@@ -81,6 +117,7 @@ def _parameters(dependant: Dependant) -> list[str]:
 
 Reading = Annotated[Asked, Depends(_needs(READ))]
 Running = Annotated[Asked, Depends(_running)]
+Telling = Annotated[Asked, Depends(_telling)]
 Starting = Annotated[Asked, Depends(_starting)]
 Approving = Annotated[Asked, Depends(_needs(APPROVE))]
 Administering = Annotated[Asked, Depends(_needs(ADMIN))]

@@ -15,7 +15,8 @@ TITLE = "subagentd"
 DESCRIPTION = """Hands tasks to AI subagents and shows their work as it happens.
 
 Errors are problem details (RFC 9457). Lists are pages: `items`, and `next` for the next question's `cursor`.
-`Accept: text/event-stream` on events, runs and delegations gives server-sent events."""
+`Accept: text/event-stream` on events, runs and delegations gives server-sent events.
+What starts work takes an `Idempotency-Key`: sent again, it is answered again and not done again."""
 _TEXTS = {
     400: "Not understood: no JSON, or a cursor that is none.",
     401: "No valid key.",

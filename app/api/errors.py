@@ -135,6 +135,8 @@ def problem_of(error: SubagentdError) -> Response:
             headers["WWW-Authenticate"] = 'Bearer realm="subagentd"'
         elif isinstance(error, Endless):
             headers["Connection"] = "close"  # a client that is still sending may not see this answer
+        elif (again := getattr(error, "retry_after_s", None)) is not None:
+            headers["Retry-After"] = str(again)
         return problem(kind, error.message, error.code, headers, errors=list(error.errors), **error.extra)
     after = getattr(error, "retry_after_s", 1)
     return problem(kind, error.message, error.code, {"Retry-After": str(after)})

@@ -87,6 +87,6 @@ def _schema(hint: Any) -> dict[str, Any]:
         return {"anyOf": [_schema(argument) for argument in arguments]}
     if origin is list:
         return {"type": "array", "items": _schema(arguments[0])}
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": _schema(arguments[1])}
     raise TypeError(f"no JSON Schema for {hint!r}: payloads hold plain JSON types")

@@ -24,10 +24,10 @@ REMEMBERED_HOSTS = 1000
 THROWN_AWAY = 16  # times the limit: so much of a body that is refused is taken, or its sender would not see why
 _CORS = (
     (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE"),
-    (b"access-control-allow-headers", b"Authorization, Content-Type, Accept, Last-Event-ID"),
+    (b"access-control-allow-headers", b"Authorization, Content-Type, Accept, Last-Event-ID, Idempotency-Key"),
     (b"access-control-max-age", b"600"),
 )
-_EXPOSED = (b"access-control-expose-headers", b"Location, Retry-After, X-Request-Id")
+_EXPOSED = (b"access-control-expose-headers", b"Location, Retry-After, X-Request-Id, Idempotency-Replayed")
 
 
 class Guard:

@@ -149,25 +149,26 @@ def wants_stream(request: Request, *, default: bool) -> bool:
     header = request.headers.get("accept")
     if not header or header == "*/*":
         return default
-    weights = _weights(header)
-    stream, page = weights.get(SSE, 0.0), weights.get(JSON, 0.0)
+    given = weights(header)
+    stream, page = given.get(SSE, 0.0), given.get(JSON, 0.0)
     if stream or page:
         return stream > page or (stream == page and default)
-    if any(weights.get(kind) for kind in ("*/*", "text/*" if default else "application/*")):
+    if any(given.get(kind) for kind in ("*/*", "text/*" if default else "application/*")):
         return default
     raise NotAcceptable(f"Accept {header[:200]!r}: there are {SSE} and {JSON}")
 
 
-def _weights(header: str) -> dict[str, float]:
-    weights = {}
+def weights(header: str) -> dict[str, float]:
+    """The media types of an `Accept` header, with how much each is wanted."""
+    found = {}
     for entry in header.split(","):
         kind, *parameters = (part.strip().lower() for part in entry.split(";"))
         weight = next((p[2:] for p in parameters if p.startswith("q=")), "1")
         try:
-            weights[kind] = float(weight)
+            found[kind] = float(weight)
         except ValueError:
-            weights[kind] = 0.0
-    return weights
+            found[kind] = 0.0
+    return found
 
 
 # ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -63,7 +63,8 @@ class Workspaces:
             return None
         if tenant is not None:
             self._make(tenant)
-        path = self.root_of(tenant) / name
+        root = self.root_of(tenant)
+        path = root / name if name else root
         try:
             os.close(self.open(path).handle)
         except NotThere:
@@ -82,12 +83,14 @@ class Workspaces:
     def _way(self, path: Path) -> tuple[int, tuple[str, ...], bool]:
         """The held handle that a path lies beneath, the names from there on, and whether that is below a root. Raises
         ValueError for a path that lies beneath none."""
-        own = path.is_relative_to(self.root)
-        names = path.relative_to(self.root if own else self._beside).parts
-        below = len(names) - (0 if own else 1)  # the first name is that of a tenant
+        own = _names(path, self.root)
+        names = _names(path, self._beside) if own is None else own
+        if names is None:
+            raise ValueError(path)
+        below = len(names) - (1 if own is None else 0)  # the first name is that of a tenant
         if below < 0 or ".." in names:
             raise ValueError(path)
-        return self._handle if own else self._held_tenants(), names, below > 0
+        return self._held_tenants() if own is None else self._handle, names, below > 0
 
     def _make(self, tenant: str) -> None:
         try:
@@ -127,6 +130,16 @@ class Workspaces:
 def opened_at(path: Path, workspaces: Workspaces | None) -> Opened:
     """Open a workspace; without `workspaces` by its name, which is safe only where nobody works. Raises `NotThere`."""
     return Opened(handle=opened_by_name(path), below=False) if workspaces is None else workspaces.open(path)
+
+
+def _names(path: Path, root: Path) -> tuple[str, ...] | None:
+    """What leads from `root` to a path, None where it does not lie beneath; by the texts, since it is
+    done for every run and pathlib takes longer than opening the directory."""
+    text, above = str(path), str(root)
+    if text == above:
+        return ()
+    above = above if above.endswith("/") else f"{above}/"
+    return tuple(text[len(above) :].split("/")) if text.startswith(above) else None
 
 
 def _made(above: int, name: str, root: os.stat_result) -> int:

@@ -1,4 +1,4 @@
-"""The command `subagentd` (spec 16): serve, demo, run, agents, keys, db, settings.
+"""The command `subagentd` (spec 16): serve, demo, run, audit, agents, keys, db, settings.
 
 Each command lies in a module that is imported when it is used: `--help` must not load the service.
 """
@@ -111,6 +111,101 @@ def run_agent(agent: str, task: str, url: str | None, model: str | None, as_json
     address = url or f"http://{settings.http.host}:{settings.http.port}"
     key = settings.http.key.get_secret_value() if settings.http.key else None
     sys.exit(run(address, key, agent=agent, task=task, model=model, as_json=as_json))
+
+
+@main.group()
+def audit() -> None:
+    """What was said and done: from a service (--url), or straight from its database, in use or not."""
+
+
+def _source(command: Any) -> Any:
+    command = click.option("--url", help="A running service; its key comes from SUBAGENTD_KEY.")(command)
+    return as_json(database(command))
+
+
+def _filters(command: Any) -> Any:
+    for option, help_ in (
+        ("--until", "Before this time; like --since."),
+        ("--since", "From this time on: RFC 3339, or how long ago: 30d, 12h, 45m."),
+        ("--tool", "Results of this tool."),
+        ("--role", "system, user, assistant or tool."),
+        ("--agent", "Of this agent."),
+        ("--run", "Of this run."),
+    ):
+        command = click.option(option, help=help_)(command)
+    command = click.option("--tenant", help="Whose, in the database. [default: default]")(command)
+    return click.argument("session", required=False)(_source(command))
+
+
+def _asked(session: str | None, url: str | None, db: str | None, tenant: str | None, **filters: Any) -> Any:
+    """Which messages of which place; ends the command where that makes no sense."""
+    from app.cli.audit import Asked, time_of  # noqa: PLC0415
+    from app.sessions.audit import MessageFilter  # noqa: PLC0415
+
+    _one_place(url, db, tenant)
+    for name in ("since", "until"):
+        value = filters[name]
+        try:
+            filters[name] = None if value is None else time_of(value)
+        except (ValueError, OverflowError):
+            raise click.UsageError(f"--{name} {value!r} is neither RFC 3339 nor a length of time (30d, 12h)") from None
+    if filters["role"] not in (None, "system", "user", "assistant", "tool"):
+        raise click.UsageError(f"--role {filters['role']!r}: there are system, user, assistant and tool")
+    given = MessageFilter(session_id=session, run_id=filters.pop("run"), **filters)
+    return Asked(settings=settings_or_exit(db=db), url=url, tenant=tenant or "default", filters=given)
+
+
+def _one_place(url: str | None, db: str | None, tenant: str | None) -> None:
+    if url is not None and (db is not None or tenant is not None):
+        raise click.UsageError("--url asks a service, as the tenant of its key: --db and --tenant are for a database")
+
+
+@audit.command("show")
+@_filters
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many, the newest.")
+def audit_show(as_json: bool, limit: int, **options: str | None) -> None:
+    """Show the newest messages (of SESSION), tool calls and their results among them."""
+    from app.cli.audit import show  # noqa: PLC0415
+
+    sys.exit(show(_asked(**options), limit=limit, as_json=as_json))
+
+
+@audit.command("export")
+@_filters
+@click.option("--format", "form", type=click.Choice(["ndjson", "csv"]), default="ndjson", show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="A file instead of the terminal.")
+def audit_export(as_json: bool, form: Any, output: Path | None, **options: str | None) -> None:
+    """Write all messages (of SESSION) as lines of JSON or as CSV."""
+    from app.cli.audit import export  # noqa: PLC0415
+
+    sys.exit(export(_asked(**options), form=form, output=output, as_json=as_json))
+
+
+@audit.command("verify")
+@click.argument("session", required=False)
+@click.option("--all", "everything", is_flag=True, help="All sessions; of the tenant with --tenant or --url.")
+@click.option("--tenant", help="Whose, in the database. [default for SESSION: default]")
+@click.option("--rows", is_flag=True, help="Messages and decisions too: what exports show is made of them.")
+@_source
+def audit_verify(
+    session: str | None,
+    everything: bool,
+    rows: bool,
+    tenant: str | None,
+    url: str | None,
+    db: str | None,
+    as_json: bool,
+) -> None:
+    """Recompute the hashes of SESSION, or of all sessions; ends with 1 when something is wrong."""
+    from app.cli.audit import verify  # noqa: PLC0415
+
+    if everything == (session is not None):
+        raise click.UsageError("name a SESSION, or say --all")
+    _one_place(url, db, tenant)
+    if rows and url is not None:
+        raise click.UsageError("--rows reads the database: use it with --db")
+    settings = settings_or_exit(db=db)
+    sys.exit(verify(settings, session=session, url=url, tenant=tenant, rows=rows, as_json=as_json))
 
 
 @main.group()

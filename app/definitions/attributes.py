@@ -101,6 +101,11 @@ def read_abort_siblings(reading: Reading, key: str, value: Any) -> bool | None:
     return as_flag(reading, key, value, _DEFAULT)
 
 
+def read_background(reading: Reading, key: str, value: Any) -> bool | None:
+    """Whether tasks of the agent run in the background, and whether they outlive a run that was stopped."""
+    return as_flag(reading, key, value, "false")
+
+
 def read_tool_choice(reading: Reading, key: str, value: Any) -> str | None:
     """auto, none, required, or the tool of the first step."""
     text = as_text(reading, key, value)

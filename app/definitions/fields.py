@@ -55,6 +55,8 @@ FIELDS: Mapping[str, Field] = {
     ),
     **_spelled(Field(attribute="parallel_tool_calls", read=attributes.read_parallel)),
     **_spelled(Field(attribute="abort_siblings", read=attributes.read_abort_siblings)),
+    **_spelled(Field(attribute="background", read=attributes.read_background)),
+    **_spelled(Field(attribute="detached", read=attributes.read_background)),
     **_spelled(Field(attribute="tool_name", read=attributes.read_tool_name)),
     **_spelled(Field(attribute="input_schema", read=attributes.read_input_schema)),
     **_spelled(Field(attribute="output_schema", read=attributes.read_output_schema)),
@@ -85,7 +87,6 @@ HOOKS_KEYS = frozenset({"hooks"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _NOTHING: frozenset[str] = frozenset()
 LATER_KEYS: Mapping[str, tuple[frozenset[str], str]] = {
-    **{squeezed(name): (_FALSE, "") for name in ("background", "detached")},
     "initialprompt": (_NOTHING, "an agent begins with the input of its session or the task that it is given"),
     "topp": (_NOTHING, "temperature is what an agent can set"),
     "condenser": (_NOTHING, "contexts are shortened as the settings of compaction say"),

@@ -78,6 +78,8 @@ def to_mapping(definition: AgentDefinition) -> dict[str, Any]:
         "max_steps": definition.max_steps,
         "parallel_tool_calls": definition.parallel_tool_calls,
         "abort_siblings": definition.abort_siblings,
+        "background": definition.background or None,
+        "detached": definition.detached or None,
         "tool_name": definition.tool_name,
         "input_schema": None if definition.input_schema is None else dict(definition.input_schema),
         "output_schema": None if definition.output_schema is None else dict(definition.output_schema),

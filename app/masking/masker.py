@@ -8,19 +8,28 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import starmap
 from threading import Lock
 from typing import Any
 
 import msgspec
 
 from app.masking.forms import MIN_LENGTH, forms_of
-from app.masking.patterns import Pattern, compiled
+from app.masking.patterns import Pattern, Words, compiled, sure_of
 
 MASK = "[masked]"
 MAX_HELD = 16 << 10  # characters of a text in pieces that wait for their end: private keys are shorter
 _LONG = 200  # characters of a piece from which on the search that is linear in any case is the faster one
 _OPAQUE = "opaque"
+# A search by RE2 lets go of the interpreter's lock. While another thread waits for that, getting it back takes ten
+# times as long as a search in a short text: so that is first looked at by one that keeps the lock.
+_SHORT = 4 << 10  # bytes
+_MOST = 100  # words that are looked for: each takes its time
+_PLACES = 5  # of a word that are looked at …
+_LEAST = 2  # … and so many of them must be there: less stands in too many texts
+_USUAL = b'etoindl0123456789 ",.:()[]{}\\'  # most of what texts and JSON hold, and little of what words of secrets do
 Spans = list[tuple[int, int]]
+Place = tuple[str, bool]  # the characters that may be there, and whether one of them is sure to be
 
 
 class ValueMasker:
@@ -57,6 +66,7 @@ class ValueMasker:
         self._values = compiled("|".join(literals), longest=True) if literals else None
         # last what is looked at first: another thread finds all that it leads to
         self._text, self._data, self._openings = text, data, openings
+        self._screen = _screen([*map(sure_of, ordered), *(p.sure for p in self._patterns)])
 
     def text(self, value: str) -> str:
         """The text with every secret replaced."""
@@ -64,9 +74,19 @@ class ValueMasker:
             replaced(value, self.spans(_storable(value))) if self.suspects(value.encode("utf-8", "replace")) else value
         )
 
+    @staticmethod
+    def hides(value: str) -> bool:
+        """Whether something was replaced in a text, as far as one can see."""
+        return MASK in value
+
     def suspects(self, data: bytes) -> bool:
         """Whether a text, in UTF-8, may hold a secret; fast, and seldom wrong."""
-        return self._text is not None and self._text.search(data) is not None
+        return self._text is not None and not self._cleared(data) and self._text.search(data) is not None
+
+    def _cleared(self, data: bytes) -> bool:
+        """Whether a text or JSON, in UTF-8, is sure to hold no secret."""
+        screen = self._screen
+        return screen is not None and len(data) <= _SHORT and screen.search(data.translate(None, _USUAL)) is None
 
     def spans(self, text: str, start: int = 0) -> Spans:
         """Where secrets are in a text without lone surrogates, in order; two that overlap are one."""
@@ -90,14 +110,14 @@ class ValueMasker:
         """A payload and its JSON with every secret replaced; the same objects when there is none."""
         # The search in the JSON is fast and may err on the safe side: an escape can look like a letter of a secret.
         # What is replaced are the texts themselves, so that the result is JSON in any case.
-        if self._data is None or self._data.search(data) is None:
+        if self._data is None or self._cleared(data) or self._data.search(data) is None:
             return payload, data
         masked = self._without_opaque(payload)
         return (payload, data) if masked == payload else (masked, msgspec.json.encode(masked))
 
     def json(self, data: bytes) -> bytes:
         """The JSON of an object with every secret replaced; the same object when there is none."""
-        if self._data is None or self._data.search(data) is None:
+        if self._data is None or self._cleared(data) or self._data.search(data) is None:
             return data
         return self.payload(msgspec.json.decode(data), data)[1]
 
@@ -140,6 +160,38 @@ def replaced(text: str, spans: Iterable[tuple[int, int]], start: int = 0, end: i
 def re2_literal(text: str) -> str:
     """A pattern that matches this text alone."""
     return re.sub(r"[^A-Za-z0-9_]", lambda match: f"\\x{{{ord(match[0]):x}}}", _storable(text))
+
+
+def _screen(sure: Iterable[Words]) -> re.Pattern[bytes] | None:
+    """A search for one of each of these words, in a text without what is usual: so there is little to search, and of a
+    word what is not usual still stands in a row. None where it would be no gain."""
+    words = {_unusual(word) for found in sure for word in found or ((),)}
+    if not words or len(words) > _MOST or any(_told(word) < _LEAST for word in words):
+        return None
+    # such a search goes by first characters, as long as no word begins with a choice of them
+    options = {_place(char) + "".join(starmap(_place, rest)) for (first, _), *rest in words for char in first}
+    return re.compile("|".join(sorted(options)).encode())
+
+
+def _unusual(word: Iterable[str]) -> tuple[Place, ...]:
+    """What is left of a word without what is usual: the part that says most."""
+    left: list[Place] = []
+    for chars in word:
+        kept = "".join(char for char in chars if char.encode() not in _USUAL)
+        if kept:
+            left.append((kept, len(kept) == len(chars)))
+    parts = [tuple(left[at : at + _PLACES]) for at, (_, there) in enumerate(left) if there]
+    return max(parts, key=lambda part: (_told(part) + len(set(part)), not part[0][0].islower()), default=())
+
+
+def _told(word: Iterable[Place]) -> int:
+    return sum(there for _, there in word)
+
+
+def _place(chars: str, there: bool = True) -> str:
+    """One of these characters as a pattern of bytes."""
+    options = ["".join(f"\\x{byte:02x}" for byte in char.encode()) for char in chars]
+    return f"(?:{'|'.join(options)}){'' if there else '?'}" if len(options) > 1 or not there else options[0]
 
 
 def _storable(text: str) -> str:

@@ -1,9 +1,10 @@
-"""A pattern of secrets in three readings: the text itself, the JSON of it, and the end of a text that goes on.
+"""A pattern of secrets in four readings: the text itself, the JSON of it, the end of a text that goes on, and what is
+sure to stand in each of them.
 
 Patterns are written as for Python; without what needs more than linear time. Knows no secret.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from re import _constants as c  # type: ignore[attr-defined]  # where the parser keeps its words
 from re import _parser  # type: ignore[attr-defined]  # a parser of our own would read patterns in another way
@@ -27,14 +28,19 @@ _CATEGORIES: Final = {
 _JSON_ESCAPE = r'\\(?:["\\/bfnrt]|u[0-9a-fA-F][0-9a-fA-F][0-9a-fA-F][0-9a-fA-F])'  # no counts: they multiply
 _ESCAPED = '"\\' + "".join(map(chr, range(32)))
 _JSON_LITERALS = {'"': r'\\"', "\\": r"\\\\", "\n": r"\\n", "\r": r"\\r", "\t": r"\\t", "\b": r"\\b", "\f": r"\\f"}
+_MOST_MEMBERS = 10  # of a class that counts as one of a few characters
+_FOLDED = {"k": "\u212a", "s": "\u017f"}  # what is the same letter beyond ASCII where case does not count
 Items = Sequence[tuple[Any, Any]]
+Words = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """A pattern that was read. `whole`, `loose` and `opening` are texts for RE2: for a text, for JSON bytes (which may
     find too much), and for the end of a text that may be the beginning of a match. Of a match its first group is the
-    secret, or all of it without a group; `accepts` has the last word."""
+    secret, or all of it without a group; `accepts` has the last word. `sure` are words of which one stands in every
+    text, and in all JSON, that these find something in: as rows of places, each with the characters that may be there;
+    empty where nothing is sure."""
 
     source: str
     whole: str
@@ -42,6 +48,7 @@ class Pattern:
     opening: str
     accepts: Callable[[str], bool] | None = field(default=None, compare=False)
     finder: Any = field(repr=False, compare=False)
+    sure: Words = ()
 
     def finds(self, text: str, start: int = 0) -> list[tuple[int, int, int]]:
         """Where the secrets of this kind are in a text without lone surrogates: where what the pattern wants before
@@ -69,7 +76,20 @@ def read_pattern(source: str, accepts: Callable[[str], bool] | None = None) -> P
     opening = _opening(tree)
     texts = [f"(?{flags}:{text})" for text in (_whole(tree), _loose(tree), opening)]
     whole, loose, opening = texts
-    return Pattern(source=source, whole=whole, loose=loose, opening=opening, accepts=accepts, finder=compiled(whole))
+    return Pattern(
+        source=source,
+        whole=whole,
+        loose=loose,
+        opening=opening,
+        accepts=accepts,
+        finder=compiled(whole),
+        sure=_sure(tree, folded="i" in flags),
+    )
+
+
+def sure_of(value: str) -> Words:
+    """What is sure to stand in every text with this value in it."""
+    return _sure([(c.LITERAL, ord(char)) for char in value], folded=False)
 
 
 def compiled(text: str | bytes, *, longest: bool = False) -> Any:
@@ -132,6 +152,69 @@ def _opening_of(op: Any, value: Any) -> str:
         before = "*" if most is c.MAXREPEAT else f"{{0,{most - 1}}}"
         return f"(?:{_plain(inner)}){before}{begun}" if begun else ""
     return _plain([(op, value)])
+
+
+def _sure(items: Items, *, folded: bool) -> Words:
+    """The words of which every match has one in it; of several such sets the one whose shortest word is the longest."""
+    best: Words = ()
+    run: tuple[str, ...] = ()
+    for op, value, folds in _in_row(items, folded):
+        chars = _few(op, value, folded=folds)
+        if chars:
+            run = (*run, chars)
+            continue
+        best = max(best, *_sure_at(op, value, run, folded=folds), key=_least)
+        run = ()
+    return max(best, (run,), key=_least)
+
+
+def _sure_at(op: Any, value: Any, run: tuple[str, ...], *, folded: bool) -> tuple[Words, Words]:
+    """What is sure of a node that is not one of a few characters: with what stands before it, and inside it."""
+    if op is c.BRANCH:
+        inside = [_sure(branch, folded=folded) for branch in value[1]]
+        words = tuple((*run, *_head(branch, folded)) for branch in value[1])
+        return words, tuple(word for found in inside for word in found) if all(inside) else ()
+    if op in (c.MAX_REPEAT, c.MIN_REPEAT) and value[0] > 0:
+        return (run,), _sure(value[2], folded=folded)
+    return (run,), ()
+
+
+def _least(words: Words) -> int:
+    return min(map(len, words), default=0)
+
+
+def _head(items: Items, folded: bool) -> Iterator[str]:
+    for op, value, folds in _in_row(items, folded):
+        chars = _few(op, value, folded=folds)
+        if not chars:
+            return
+        yield chars
+
+
+def _in_row(items: Items, folded: bool) -> Iterator[tuple[Any, Any, bool]]:
+    """The nodes one after the other, groups taken apart, each with whether case does not count in it."""
+    for op, value in items:
+        if op is c.SUBPATTERN:
+            yield from _in_row(value[3], folded or bool(value[1] & c.SRE_FLAG_IGNORECASE))
+        elif op is not c.AT:  # which takes no place
+            yield op, value, folded
+
+
+def _few(op: Any, value: Any, *, folded: bool) -> str:
+    """The characters that a node may be, each the same in JSON; empty where they are not a few such characters."""
+    if op is c.LITERAL:
+        members = [(op, value)]
+    elif op is c.IN and len(value) <= _MOST_MEMBERS:
+        members = value
+    else:
+        return ""
+    if not all(kind is c.LITERAL and 32 <= member < 127 and chr(member) not in '"\\' for kind, member in members):
+        return ""
+    chars = "".join(chr(member) for _, member in members)
+    if not folded:
+        return chars
+    lower = chars.lower()
+    return "".join(sorted({*lower, *chars.upper(), *(_FOLDED[char] for char in lower if char in _FOLDED)}))
 
 
 # ── one node ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,14 +5,20 @@ Knows nothing of what is sent. No message of it repeats a URL, since paths and p
 
 import asyncio
 import ipaddress
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
 
 import aiohttp
 from yarl import URL
 
 from app.net.dialler import DialError, Dialler
 from app.net.urls import Target
+
+T = TypeVar("T")
+Exchange = Callable[[URL, bytes, Mapping[str, str], str], Awaitable[T]]
 
 MAX_ANSWER_BYTES = 1 << 20  # room for the output of a tool that comes back changed
 
@@ -28,6 +34,14 @@ class Answer:
     status: int
     content_type: str
     body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What was answered, without the body. `retry_after_s`: None if it does not say."""
+
+    status: int
+    retry_after_s: float | None
 
 
 class Outgoing:
@@ -60,6 +74,16 @@ class Outgoing:
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> Answer:
         """Send JSON. `timeout_s` bounds everything, the reading of the answer too. Raises `OutgoingError`."""
+        return await self._bounded(self._exchange, url, body, headers, timeout_s)
+
+    async def tell(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> Reply:
+        """Send JSON to somebody whose status is all that matters; the body of the answer is not read. Raises
+        `OutgoingError` when there is no answer."""
+        return await self._bounded(self._tell, url, body, headers, timeout_s)
+
+    async def _bounded(
+        self, exchange: Exchange[T], url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+    ) -> T:
         try:
             target = self.allowed(url)
         except ValueError as error:
@@ -68,13 +92,20 @@ class Outgoing:
         sent = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(target, body, {**sent, **headers}, host)
+                return await exchange(target, body, {**sent, **headers}, host)
         except TimeoutError:
             raise OutgoingError(f"no answer from {host} within {timeout_s:g} s") from None
         except DialError as error:
             raise OutgoingError(f"no answer from {host}: {error}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise OutgoingError(f"no answer from {host}: {_reason(error)}") from None
+
+    async def _tell(self, target: URL, body: bytes, headers: Mapping[str, str], host: str) -> Reply:
+        async with (
+            self._dialler.session(_dialled(target)) as session,
+            session.post(target, data=body, headers=headers, allow_redirects=False) as response,
+        ):
+            return Reply(status=response.status, retry_after_s=_seconds(response.headers.get("Retry-After", "")))
 
     async def _exchange(self, target: URL, body: bytes, headers: Mapping[str, str], host: str) -> Answer:
         async with (
@@ -110,6 +141,17 @@ def _dialled(url: URL) -> Target:
         return Target(url=url, host=host, port=url.port or 0, address=ipaddress.ip_address(host))
     except ValueError:
         return Target(url=url, host=host, port=url.port or 0)
+
+
+def _seconds(text: str) -> float | None:
+    """A `Retry-After`: seconds or a date; None for anything else."""
+    text = text.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
 
 
 def _reason(error: Exception) -> str:

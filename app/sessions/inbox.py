@@ -4,12 +4,12 @@ Knows no HTTP and no SQL: open questions wait in the kernel, everything that was
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from app.agent.approvals import Answer, AnswerKind, Approvals
-from app.agent.errors import Conflict, InvalidRequest, NotFound
+from app.agent.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from app.agent.permissions import PermissionRule
 from app.agent.runs import Session
 from app.sessions.audit import Page
@@ -20,6 +20,7 @@ from app.sessions.views import approval_view
 log = logging.getLogger(__name__)
 
 PENDING = "pending"
+AGAIN_S = 10.0  # for a run that goes on after a restart to come to its question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class Inbox:
         self._store = store
         self._journal = journal
         self._reader = reader
+        self.gate: Callable[[str], Awaitable[None]] = _open_gate
 
     async def list(self, tenant: str, filters: ApprovalFilter, cursor: str | None, limit: int) -> dict[str, Any]:
         """A page of requests of all runs of all depths, newest first."""
@@ -72,7 +74,7 @@ class Inbox:
                 errors=[{"at": "arguments", "message": "only with allow_once"}],
             )
         if self._approvals.find(tenant, approval_id) is None:
-            raise await self._settled(tenant, approval_id)
+            await self._put_again(tenant, approval_id)
         try:
             self._approvals.answer(tenant, approval_id, answer)
         except NotFound:  # its time is over, or its run is ending, in this very moment
@@ -80,11 +82,24 @@ class Inbox:
         await self._journal.flush(TAKE_S)
         return approval_view(await self._row(tenant, approval_id))
 
-    async def _settled(self, tenant: str, approval_id: str) -> Conflict:
-        """Why a request takes no answer any more. Raises `NotFound` for one that there never was."""
-        await self._journal.settle()
+    async def _put_again(self, tenant: str, approval_id: str) -> None:
+        """Wait for a question of an earlier process to be put again. Raises `NotFound` for an unknown one, `Conflict`
+        for one that is settled."""
         row = await self._row(tenant, approval_id)
-        how = row["status"] if row["status"] != PENDING else "ended with its run"
+        if row["status"] == PENDING:
+            await self.gate(row["session_id"])
+            await self._approvals.expected(approval_id, AGAIN_S)
+        if self._approvals.find(tenant, approval_id) is None:
+            raise await self._settled(tenant, approval_id)
+
+    async def _settled(self, tenant: str, approval_id: str) -> Conflict:
+        """Why a request takes no answer any more. Raises `NotFound` for one that there never was, `Unavailable` for one
+        that is open and nobody here waits for as yet."""
+        await self._journal.flush(TAKE_S)  # raises where the service stops: the next process puts the question again
+        row = await self._row(tenant, approval_id)
+        if row["status"] == PENDING:
+            raise Unavailable("the run that asks is being taken up: answer again in a moment", code="not_asked_yet")
+        how = row["status"]
         by = f" by {row['decided_by']}" if row["decided_by"] else ""
         return Conflict(
             f"permission request {approval_id} is settled: it was {how}{by}; the tool call does not wait any more",
@@ -120,3 +135,7 @@ class Inbox:
     def forget(self, session_id: str) -> None:
         """The session was deleted."""
         self._approvals.forget(session_id)
+
+
+async def _open_gate(session_id: str) -> None:
+    """Nothing was left by an earlier process."""

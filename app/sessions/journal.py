@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -20,6 +20,7 @@ from app.agent.events import Event, EventBus, EventKind, EventLog, P, Scope, Tex
 from app.agent.ids import now_us
 from app.agent.runs import Run
 from app.masking import StreamMasker, ValueMasker
+from app.sessions.along import accompanied
 from app.sessions.ports import EventWriter, Rejected
 from app.sessions.recent import Recent
 from app.sessions.writing import Outcome, WriterThread
@@ -99,6 +100,7 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self.recent = Recent()
         self._thread = WriterThread(writer, self._loop, self._written)
+        self._along: dict[str, list[Write]] = {}
         self._streams: dict[str, _Stream] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
@@ -109,8 +111,13 @@ class Journal:
         self._timer: asyncio.TimerHandle | None = None
         self._retry_s = RETRY_FIRST_S
         self._room: list[asyncio.Future[None]] = []
+        self._paused = self._sealed = False
         self.problem: str | None = None
         self.failures = 0
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` with every batch of published events from here on."""
+        self._listeners = (*self._listeners, listener)
 
     # ── sessions ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -172,14 +179,21 @@ class Journal:
         self, scope: Scope, kind: EventKind[P], payload: P, *, step: int | None = None, also: tuple[Write, ...] = ()
     ) -> Event:
         """Number a durable fact and hand it over; never blocks."""
+        if self._along:
+            also = (*also, *self._along.pop(scope.session_id, ()))
         stream = self._streams[scope.session_id]
+        if self._sealed:
+            return Event(
+                seq=stream.recorded, type=kind.name, ts=0, tenant=stream.tenant, session_id=stream.session_id,
+                run=None, step=step, payload=payload,
+            )  # fmt: skip
         stream.recorded = seq = stream.recorded + 1
         ts = now_us()
         run = scope if isinstance(scope, Run) else None
         kept, data = self._masker.payload(*encode_payload(payload))
         key = run.id if run is not None else ""
         scoped = stream.scopes.get(key)
-        if scoped is None:
+        if scoped is None or (run is not None and scoped[1] is not None and scoped[1].attempt != run.attempt):
             told = self._told(scope)
             scoped = stream.scopes[key] = scope_bytes(told), told if isinstance(told, Run) else None
         if run is not None and (kind is events.STEP_COMPLETED or kind is events.STEP_RETRIED):
@@ -197,12 +211,25 @@ class Journal:
             data=data,
             also=also,
         )
+        event = accompanied(event)
         if kind.final:
             stream.scopes.pop(key, None)
         if kind.final or kind is events.STEP_RETRIED:  # the texts of a step that is tried again start anew
             stream.texts.pop(key, None)
         self._push(stream, event)
         return event
+
+    @contextlib.contextmanager
+    def along(self, session_id: str, write: Write) -> Iterator[None]:
+        """The next event recorded in that session inside carries this row, in its transaction, as it is: not masked.
+        It is recorded before anything is awaited; if there is none, the row is not stored."""
+        self._along.setdefault(session_id, []).append(write)
+        try:
+            yield
+        finally:
+            left = [other for other in self._along.pop(session_id, ()) if other is not write]
+            if left:
+                self._along[session_id] = left
 
     def _told(self, scope: Scope) -> Scope:
         """Whose fact it is, as anybody may be told: a client chooses the names."""
@@ -213,6 +240,8 @@ class Journal:
 
     def emit(self, run: Run, kind: EventKind[TextDelta], step: int, text: str, call_id: str | None = None) -> None:
         """Show a piece of text after everything that was recorded before it."""
+        if self._sealed:
+            return
         stream = self._streams[run.session_id]
         texts = stream.texts.get(run.id)
         if texts is None:
@@ -266,6 +295,8 @@ class Journal:
 
     async def committed(self, event: Event) -> None:
         """Wait until the event is in the store (and was published)."""
+        if self._sealed and not event.ts:  # it was not recorded: what waits for it must not happen
+            await self._loop.create_future()
         stream = self._streams.get(event.session_id)
         if stream is None or stream.stored >= event.seq:
             return
@@ -274,31 +305,28 @@ class Journal:
         self._hurry()
         await waiter
 
-    async def write(self, write: Write) -> None:
+    async def write(self, write: Write, timeout_s: float | None = None) -> None:
         """Store a row that is no event, masked; returns after the commit. Raises `ValueError` when it cannot be
-        stored."""
+        stored, `Unavailable` when that takes too long; it is stored all the same when the store is back."""
         done = self._loop.create_future()
         self._queue.append(_Row(replace(write, values=self._masker.value(write.values)), done))
         self._hurry()
-        await done
+        await _taken(done, timeout_s)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything that was recorded before is stored. Raises `Unavailable` when that takes too long;
-        it is stored all the same when the store is back."""
+        it is stored all the same when the store is back; and with `timeout_s`, which is somebody who wants to be sure
+        of what was recorded, also after `seal`."""
+        if self._sealed and timeout_s is not None:
+            raise Unavailable(
+                "the service is stopping, and may not have kept this: look before you try again", code="stopping"
+            )
         if not self._queue and not self._busy:
             return
         marker = self._loop.create_future()
         self._queue.append(marker)
         self._hurry()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await marker
-        except TimeoutError as error:
-            raise Unavailable(
-                "the store did not take this in time; it is kept and stored when the store is back: look before you "
-                "try again",
-                code="store_unavailable",
-            ) from error
+        await _taken(marker, timeout_s)
 
     async def settle(self) -> None:
         """For a reader: let what was recorded before reach the store, but not for long. While the store takes nothing,
@@ -308,11 +336,19 @@ class Journal:
                 await self.flush(SETTLE_S)
 
     async def room(self) -> None:
-        """Wait while too much waits to be written."""
-        while self._bytes > self._max_bytes:
+        """Wait while too much waits to be written, or for ever once there is a pause."""
+        while self._paused or self._bytes > self._max_bytes:
             waiter = self._loop.create_future()
             self._room.append(waiter)
             await waiter
+
+    def pause(self) -> None:
+        """No step begins any more."""
+        self._paused = True
+
+    def seal(self) -> None:
+        """Nothing is recorded or shown any more: another process goes on from here."""
+        self._sealed = True
 
     # ── the writer's side ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -450,6 +486,19 @@ def _cost(event: Event) -> int:
     for write in event.also:
         size += sum(len(value) for value in write.values.values() if isinstance(value, str | bytes))
     return size
+
+
+async def _taken(done: asyncio.Future[None], timeout_s: float | None) -> None:
+    """Wait until the store has taken something. Raises `Unavailable` when that takes too long."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await done
+    except TimeoutError as error:
+        raise Unavailable(
+            "the store did not take this in time; it is kept and stored when the store is back: look before you "
+            "try again",
+            code="store_unavailable",
+        ) from error
 
 
 def _settle(waiter: asyncio.Future[None], error: Exception | None) -> None:

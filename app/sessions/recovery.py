@@ -1,52 +1,63 @@
-"""What becomes of runs whose process went away: they are closed as `interrupted`, children first, and hooks are told.
+"""What becomes of runs whose process went away: they are gone on with, or closed as `interrupted`, children first.
 
-Runs once before the service takes requests. Knows no SQL: it reads open rows and the log, and records facts like
-everybody else.
+Knows no SQL: it reads open rows and the log, and records facts like everybody else. How a run is gone on with is
+`continuing.py`.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Protocol
 
-from app.agent import events
-from app.agent.approvals import AnswerKind
+from app.agent import events, faults
+from app.agent.errors import SubagentdError, Unavailable
 from app.agent.hooks import NO_HOOKS, Hook, HookCall, HookPoint, HookRegistry
-from app.agent.ids import new_id, now_us
-from app.agent.messages import NO_USAGE, Usage
-from app.agent.runner import ended_payload
-from app.agent.runs import HandoffStatus, Run, RunOutcome, RunStatus, RunStore, Session, StopReason
-from app.sessions.journal import Journal
-from app.sessions.traces import INTERRUPTED, OpenCall, Trace
+from app.agent.patience import STOPPING, patiently, pauses
+from app.agent.runs import Run, RunStore, Session
+from app.sessions.closing import NOT_RUN_RESULT, UNKNOWN_RESULT, Closing, Left, run_of
+from app.sessions.journal import TAKE_S, Journal
+from app.sessions.traces import Trace
 from app.wire import decode
+
+__all__ = ["NOT_RUN_RESULT", "UNKNOWN_RESULT", "GoingOn", "Recovery"]
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_RESULT = (
-    "(the service stopped before the outcome of this call was recorded; it is not known whether it took effect)"
-)
-NOT_RUN_RESULT = "(not run: the service stopped before this call began)"
-
 TELLING = 8  # hooks at a time: a crash may leave thousands of runs, and they may all go to one receiver
+AT_ONCE = 16  # sessions that are looked at together
+FIRST_S = 0.1  # for the service to open its port
+STOP_S = 2.0  # for what is being looked at when the service stops
 
 Row = Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class _Read:
-    """What the log says of a session: of each open run, and which runs stand in for the agent of an open handoff."""
+class GoingOn(Protocol):
+    """Goes on with what a process left of a session."""
 
-    traces: dict[str, Trace]
-    fallbacks: dict[str, events.FallbackInfo] = field(default_factory=dict)
+    def expect(self, runs: Sequence[Row], handoffs: Sequence[Row]) -> None:
+        """Before anything goes on: these are open, in all sessions."""
+
+    def give_back(self, runs: Sequence[Row]) -> None:
+        """Of those, these are closed."""
+
+    async def session(self, left: Left, close: Callable[[Left], Awaitable[None]]) -> None:
+        """Go on with everything that can be gone on with; `close` closes what is left in `left` then.
+        Raises `Unavailable` when the service is stopping, or before anything was begun."""
 
 
 class Recovery:
     """Brings every session to a state in which nothing is said to run that does not.
 
-    Subagents that had started have stopped: their hooks are told so, beside the service that goes on. `workspace`
-    gives the directory of a session's row, empty where there is none any more; `own` the hooks that the file of an
-    agent brings along, by its name.
+    Subagents that had started and are not gone on with have stopped: their hooks are told so, beside the service that
+    goes on. `tell`, where there is one, tells runs of tasks that ended unnoticed. `workspace` gives the directory of a
+    session's row, empty where there is none any more; `own` the hooks that the file of an agent brings along, by its
+    name. `going_on`: what can be gone on with is, beside the service; None: everything is closed before the service is
+    ready.
     """
 
     def __init__(
@@ -56,93 +67,219 @@ class Recovery:
         hooks: HookRegistry = NO_HOOKS,
         workspace: Callable[[Row], str] = lambda row: "",
         own: Callable[[str], Sequence[Hook]] = lambda agent: (),
+        going_on: GoingOn | None = None,
     ) -> None:
         self._store = store
         self._journal = journal
         self._hooks = hooks
         self._workspace = workspace
         self._own = own
+        self.going_on = going_on
+        self.tell: Callable[[Left], Awaitable[None]] | None = None
+        self._closing = Closing(journal)
         self._few = asyncio.Semaphore(TELLING)
         self._telling: set[asyncio.Task[None]] = set()
+        self._waiting: dict[str, asyncio.Task[None]] = {}
+        self._untold: dict[str, set[str]] = {}
+        self._unread: set[str] = set()  # sessions that could not be read yet
+        self._stopped = asyncio.Event()
 
     async def run(self) -> int:
-        """Close what was in flight; returns how many runs that were. Idempotent: what is closed is not open."""
+        """Begin with all that was in flight; returns how many runs that were. Idempotent: what is closed is not
+        open."""
         runs = await self._store.open_runs()  # deepest first
         handoffs = await self._store.open_handoffs()
-        sessions = {row["session_id"]: row["tenant_id"] for row in (*runs, *handoffs)}
-        for session_id, tenant in sessions.items():
-            await self._session(
-                _scope(tenant, session_id),
-                [row for row in runs if row["session_id"] == session_id],
-                [row for row in handoffs if row["session_id"] == session_id],
-            )
-        await self._journal.flush()
-        for session_id in sessions:
-            self._journal.release(session_id)
+        untold = await self._store.untold_tasks()
+        for row in untold:
+            self._untold.setdefault(row["session_id"], set()).add(row["id"])
+        sessions = {row["session_id"]: row["tenant_id"] for row in (*runs, *handoffs, *untold)}
         if runs:
-            log.warning("%d runs of %d sessions were in flight and are interrupted", len(runs), len(sessions))
+            what = "are interrupted" if self.going_on is None else "are gone on with"
+            log.warning("%d runs of %d sessions were in flight and %s", len(runs), len(sessions), what)
+        few, begin = asyncio.Semaphore(AT_ONCE), asyncio.Event()
+        if self.going_on is None:
+            begin.set()
+        else:  # beside the service, which is to answer first
+            asyncio.get_running_loop().call_later(FIRST_S, begin.set)
+        if self.going_on is not None:
+            self.going_on.expect(runs, handoffs)
+        open_runs, open_handoffs = _by_session(runs), _by_session(handoffs)
+        for session_id, tenant in sessions.items():
+            work = self._one(few, begin, tenant, session_id, open_runs[session_id], open_handoffs[session_id])
+            task = asyncio.create_task(work, name=f"recovery of {session_id}")
+            self._waiting[session_id] = task
+            task.add_done_callback(lambda _, session_id=session_id: self._waiting.pop(session_id, None))  # type: ignore[misc]
+        if self.going_on is None:
+            await asyncio.gather(*self._waiting.values())
+            await self._journal.flush()
         return len(runs)
+
+    async def ready(self, session_id: str) -> None:
+        """Wait until what was left of a session is gone on with or closed: nothing is begun in it before that. Raises
+        `Unavailable` when the session cannot be read for long."""
+        while (task := self._waiting.get(session_id)) is not None and not task.done():
+            await asyncio.wait([task], timeout=TAKE_S)
+            if not task.done() and session_id in self._unread:
+                raise Unavailable(
+                    "what was in flight in the session cannot be read at the moment: try again in a moment",
+                    code="store_unavailable",
+                )
+
+    async def settled(self) -> None:
+        """Wait until all sessions are."""
+        while self._waiting:
+            await asyncio.wait(list(self._waiting.values()))
 
     async def told(self) -> None:
         """Wait until the hooks have been told; each has its own time for that."""
         await asyncio.gather(*self._telling, return_exceptions=True)
 
+    async def stop(self) -> None:
+        """Take up nothing more: what is not gone on with is left as it is."""
+        self._stopped.set()
+        waiting = list(self._waiting.values())
+        if waiting:  # whoever reads ends by itself
+            await asyncio.wait(waiting, timeout=STOP_S)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
     async def close(self) -> None:
-        """Tell nobody any more."""
+        """Tell nobody any more, and take up nothing more."""
+        await self.stop()
         for task in self._telling:
             task.cancel()
         await self.told()
 
-    async def _session(self, session: Session, open_runs: Sequence[Row], handoffs: Sequence[Row]) -> None:
-        await self._journal.open(session.tenant, session.id)
-        rows = await self._store.runs(session.tenant, session.id)
-        attempts = {h["id"]: [row for row in rows if row["handoff_id"] == h["id"]] for h in handoffs}
-        read = await self._read(session, open_runs, [row for each in attempts.values() for row in each])
-        told = {row["id"]: self._heard(row["agent"], read.traces[row["id"]]) for row in open_runs}
-        workspace = await self._directory(session) if any(told.values()) else ""
-        below: dict[str, Usage] = {}  # of each run: what its children used
-        for row in rows:
-            if row["parent_id"] and row["usage_total"]:
-                below[row["parent_id"]] = below.get(row["parent_id"], NO_USAGE) + Usage.from_dict(row["usage_total"])
-        own = {row["id"]: [h for h in handoffs if h["run_id"] == row["id"]] for row in open_runs}
-        for row in open_runs:
+    async def _one(
+        self,
+        few: asyncio.Semaphore,
+        begin: asyncio.Event,
+        tenant: str,
+        session_id: str,
+        open_runs: list[Row],
+        handoffs: list[Row],
+    ) -> None:
+        """One session, looked at until it could be read: until then nobody knows what is open in it."""
+        await begin.wait()
+        for pause_s in pauses():
+            async with few:
+                if self._stopped.is_set() or await self._taken_up(tenant, session_id, open_runs, handoffs):
+                    break
+            self._unread.add(session_id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopped.wait()
+        self._unread.discard(session_id)
+
+    async def _taken_up(self, tenant: str, session_id: str, open_runs: list[Row], handoffs: list[Row]) -> bool:
+        """Go on with a session or close it; False when it cannot be read, and nothing was begun."""
+        faults.hit("recovery.session")
+        try:
+            left = await self._left(tenant, session_id, open_runs, handoffs)
+        except Exception as error:  # border to the store: whatever it is, it says nothing of the runs
+            if self.going_on is None:
+                raise
+            _unread(session_id, error)
+            return False
+        if self.going_on is None:
+            await self._end(left)
+            faults.hit("recovery.recorded")
+            return True
+        try:
+            await self.going_on.session(left, self._close)
+            faults.hit("recovery.recorded")
+        except Unavailable as error:
+            if error.code != STOPPING:
+                _unread(session_id, error)
+                return False
+            log.warning("session %s is left as it is: the service is stopping", session_id)
+        except Exception as error:  # border: whatever it is, nothing may be said to run that does not
+            known = isinstance(error, SubagentdError)
+            log.warning("session %s cannot be gone on with: %s", session_id, error, exc_info=not known)
+            why = error.message if isinstance(error, SubagentdError) else type(error).__name__
+            left.reasons = dict.fromkeys(left.traces, why)
+            self.going_on.give_back(left.open_runs)
+            await self._end(left)
+        return True
+
+    async def _left(self, tenant: str, session_id: str, open_runs: list[Row], handoffs: list[Row]) -> Left:
+        """What a process left of a session."""
+        await self._journal.open(tenant, session_id)
+        left = Left(
+            tenant=tenant,
+            session_id=session_id,
+            rows=list(await self._store.runs(tenant, session_id)),
+            open_runs=list(open_runs),
+            handoffs=list(handoffs),
+            all_handoffs=list(await self._store.handoffs(tenant, session_id)),
+            untold=set(self._untold.get(session_id, ())),
+        )
+        row = await self._store.session(tenant, session_id) or {}
+        left.worked = any(run["first_seq"] > (row.get("idle_seq") or 0) for run in left.rows)
+        await self._read(left)
+        return left
+
+    async def _end(self, left: Left) -> None:
+        """Close everything that a session has open."""
+        await self._close(left)
+        if left.worked:
+            self._journal.record(left.scope, events.SESSION_IDLE, events.SessionIdle())
+        if self.tell is not None:
+            try:
+                await self.tell(left)
+            except (SubagentdError, ValueError) as error:
+                log.warning("session %s: the ends of its tasks are not told of: %s", left.session_id, error)
+        self._journal.release(left.session_id)
+
+    async def _close(self, left: Left) -> None:
+        """Close what nobody goes on with."""
+        if not (left.open_runs or left.handoffs):
+            return
+        told = {row["id"]: self._heard(row["agent"], left.traces[row["id"]]) for row in left.open_runs}
+        workspace = await self._directory(left.scope) if any(told.values()) else ""
+        mine = {row["id"] for row in left.open_runs}
+        for row in list(left.open_runs):  # deepest first
             run = run_of(row)
-            for handoff in own[run.id]:
-                self._end_handoff(run, handoff, attempts[handoff["id"]], read)
-            trace = read.traces[run.id]
-            total = trace.usage + below.get(run.id, NO_USAGE)
-            if run.parent_id:
-                below[run.parent_id] = below.get(run.parent_id, NO_USAGE) + total
+            for handoff in [h for h in left.handoffs if h["run_id"] == run.id]:
+                self._closing.handoff(run, left, handoff)
             hooks = told[run.id]
             if hooks is not None:
-                self._tell(hooks, run, trace, _lineage(row, rows), workspace)
-            self._interrupt(run, row, trace, total)
-        for handoff in handoffs:
-            if handoff["run_id"] not in own:
-                self._end_handoff(session, handoff, attempts[handoff["id"]], read)
-        if open_runs or any(attempts.values()):
-            self._journal.record(session, events.SESSION_IDLE, events.SessionIdle())
+                self._tell(hooks, run, left.traces[run.id], tuple(reversed(list(left.above(run.id)))), workspace)
+            self._closing.run(left, row)
+        for handoff in [h for h in left.handoffs if h["run_id"] not in mine]:
+            above = run_of(left.row(handoff["run_id"])) if left.is_open(handoff["run_id"]) else left.scope
+            self._closing.handoff(above, left, handoff)
 
-    async def _read(self, session: Session, open_runs: Sequence[Row], attempts: Sequence[Row]) -> _Read:
-        """Read the log of a session from where what is open began."""
-        read = _Read({row["id"]: Trace() for row in open_runs})
-        tried = {row["id"] for row in attempts}
-        after = min((row["first_seq"] for row in (*open_runs, *attempts)), default=2**62) - 1
-        while page := await self._journal.log.page(session.tenant, session.id, after=after):
+    async def _read(self, left: Left) -> None:
+        """Read the log of a session from where what is open began, and the runs above that, which may have ended."""
+        left.traces = {row["id"]: Trace() for row in left.open_runs}
+        tried = {row["id"] for handoff in left.handoffs for row in left.runs_of(handoff["id"])}
+        begun = tried.union(left.traces, (h["run_id"] for h in left.handoffs))
+        paths = {ordinal for row in left.rows if row["id"] in begun for ordinal in row["path"]}
+        firsts = [row["first_seq"] for row in left.rows if row["ordinal"] in paths]
+        starts = {handoff["id"]: handoff["start_seq"] for handoff in left.handoffs}
+        waiting = _waiting(left)
+        after = min((*firsts, *starts.values()), default=2**62) - 1
+        while page := await self._journal.log.page(left.tenant, left.session_id, after=after):
             after = page[-1].seq
             for event in page:
-                envelope = decode(event.envelope)
+                envelope, data = decode(event.envelope), decode(event.data)
                 run_id = envelope.get("run_id", "")
-                trace = read.traces.get(run_id)
+                _taken_in(left, event.type, run_id, data, tried)
+                if event.type == "handoff.start" and data["handoff_id"] in starts:
+                    left.starts[data["handoff_id"]] = data
+                ts = datetime.fromisoformat(envelope["ts"])
+                trace = left.traces.get(run_id)
                 if trace is not None:
-                    trace.add(event.type, envelope.get("step", 0), decode(event.data))
-                if event.type == "run.queued" and run_id in tried and (found := decode(event.data).get("fallback")):
-                    read.fallbacks[run_id] = found
-        return read
+                    trace.add(event.type, envelope.get("step", 0), data, ts)
+                for above in waiting.get(run_id, ()):
+                    left.traces[above].clock.add(event.type, ts, data, run_id)
 
     async def _directory(self, session: Session) -> str:
         """The workspace of a session."""
-        row = await self._store.session(session.tenant, session.id)
+        read = partial(self._store.session, session.tenant, session.id)
+        row = await patiently(f"session {session.id}", read)
         return "" if row is None else self._workspace(row)
 
     def _heard(self, agent: str, trace: Trace) -> HookRegistry | None:
@@ -176,134 +313,43 @@ class Recovery:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    def _interrupt(self, run: Run, row: Row, trace: Trace, total: Usage) -> None:
-        for step, question in trace.questions.values():
-            self._journal.record(run, events.PERMISSION_RESOLVED, _withdrawn(question), step=step)
-        for call in trace.calls.values():
-            self._journal.record(run, events.TOOL_RESULT, _unfinished(run, call), step=call.step)
-        if trace.started:
-            stopped = events.SubagentStopped(
-                agent=run.agent,
-                name=run.name,
-                result=trace.told,
-                steps=trace.steps,
-                is_error=True,
-                status=RunStatus.INTERRUPTED.value,
-            )
-            self._journal.record(run, events.SUBAGENT_STOP, stopped)
-        outcome = RunOutcome(
-            status=RunStatus.INTERRUPTED,
-            stop_reason=StopReason.SHUTDOWN,
-            output=trace.text,
-            steps=trace.steps,
-            usage=trace.usage,
-            usage_total=total,
-            partial=True,
-            error=INTERRUPTED,
-        )
-        began = row["started_at"] or row["created_at"]
-        self._journal.record(run, events.RUN_INTERRUPTED, ended_payload(outcome, max(0, now_us() - began) // 1000))
 
-    def _end_handoff(self, scope: Run | Session, handoff: Row, runs: Sequence[Row], read: _Read) -> None:
-        """End a handoff as its last run ended; one whose run was in flight, or never recorded, is interrupted."""
-        last = runs[-1] if runs else None
-        fallback = read.fallbacks.get(last["id"]) if last is not None else None
-        attempts = [row for row in runs if row["id"] not in read.fallbacks]
-        ended = last if last is not None and last["ended_at"] is not None else None
-        status = ended["status"] if ended is not None else RunStatus.INTERRUPTED.value
-        error = ended["error"] if ended is not None else INTERRUPTED.as_dict()
-        if fallback is not None and status == RunStatus.COMPLETED.value:
-            status = HandoffStatus.FALLBACK.value
-            error = attempts[-1]["error"] if attempts else None  # why the subagent itself gave no result
-        payload = events.HandoffEnded(
-            handoff_id=handoff["id"],
-            call_id=handoff["call_id"],
-            tool=handoff["tool"],
-            subagent=handoff["agent"],
-            name=handoff["name"],
-            status=status,
-            depth=handoff["depth"],
-            session_mode=handoff["session_mode"],
-            attempts=len(attempts),
-            duration_ms=max(0, now_us() - handoff["started_at"]) // 1000,
-            output=(ended["output"] or "") if ended is not None else "",
-            error=events.ErrorInfo(code=error["code"], message=error["message"]) if error else None,
-            run_ids=[row["id"] for row in runs],
-        )
-        if fallback is not None:
-            payload["fallback"] = fallback
-        self._journal.record(scope, events.HANDOFF_END, payload)
+def _unread(session_id: str, error: Exception) -> None:
+    passing = isinstance(error, Unavailable)
+    log.warning("session %s cannot be read, and is looked at again: %s", session_id, error, exc_info=not passing)
 
 
-def _lineage(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
-    """The runs above one, from the root."""
-    parents, found = {each["id"]: each["parent_id"] for each in rows}, list[str]()
-    above = row["parent_id"]
-    while above is not None:
-        found.append(above)
-        above = parents.get(above)
-    return tuple(reversed(found))
+def _by_session(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
+    found: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["session_id"]].append(row)
+    return found
 
 
-def run_of(row: Row) -> Run:
-    """The identity of a run from its row."""
-    return Run(
-        id=row["id"],
-        session_id=row["session_id"],
-        tenant=row["tenant_id"],
-        memory_id=row["memory_id"],
-        turn=row["turn"],
-        ordinal=row["ordinal"],
-        depth=row["depth"],
-        path=tuple(row["path"]),
-        agent=row["agent"],
-        name=row["name"],
-        parent_id=row["parent_id"],
-        parent_call_id=row["parent_call_id"],
-        handoff_id=row["handoff_id"],
-        attempt=row["attempt"],
-        epoch=row["epoch"],
-    )
+def _waiting(left: Left) -> Mapping[str, Sequence[str]]:
+    """The open runs above each run that wait for it: for a background task nobody does."""
+    apart = {handoff["id"] for handoff in left.all_handoffs if handoff["background"]}
+    rows = {row["id"]: row for row in left.rows}
+    found: dict[str, list[str]] = {}
+    for row in left.rows:
+        waiting: list[str] = []
+        below = row
+        while below["parent_id"] is not None and below["handoff_id"] not in apart:
+            below = rows[below["parent_id"]]
+            if below["id"] in left.traces:
+                waiting.append(below["id"])
+        found[row["id"]] = waiting
+    return found
 
 
-def _scope(tenant: str, session_id: str) -> Session:
-    """A session as the scope of an event: nothing else of it is looked at."""
-    return Session(id=session_id, tenant=tenant, memory_id="", agent=None, created_at=0)
-
-
-def _unfinished(run: Run, call: OpenCall) -> events.ToolResulted:
-    """The result of a call that has none; only what was started may have had an effect."""
-    return events.ToolResulted(
-        call_id=call.call_id,
-        provider_call_id=call.provider_call_id,
-        tool=call.tool,
-        message_id=new_id("msg"),
-        memory_id=run.memory_id,
-        memory_seq=call.memory_seq,
-        turn=run.turn,
-        sub=call.sub,
-        status="unknown" if call.started else "not_run",
-        is_error=True,
-        content=UNKNOWN_RESULT if call.started else NOT_RUN_RESULT,
-        duration_ms=0,
-        length=None,
-        arguments=None if call.called else call.raw,
-    )
-
-
-def _withdrawn(question: Row) -> events.PermissionResolved:
-    """That nobody waits for this answer any more."""
-    return events.PermissionResolved(
-        approval_id=question["approval_id"],
-        call_id=question["call_id"],
-        tool=question["tool"],
-        digest=question["digest"],
-        decision=AnswerKind.CANCELLED.value,
-        kind="cancelled",
-        by=None,
-        rule=None,
-        scope=None,
-        owner=None,
-        reason=INTERRUPTED.message,
-        arguments=None,
-    )
+def _taken_in(left: Left, kind: str, run_id: str, data: Mapping[str, Any], tried: Collection[str]) -> None:
+    """What one event says of more than its run."""
+    if kind == "tool.start" and not data.get("delegation"):
+        left.tool_calls[run_id] += 1
+    elif kind == "run.queued":
+        if run_id in tried and (found := data.get("fallback")):
+            left.fallbacks[run_id] = found
+        if "given" in data:
+            left.given[run_id] = data["given"]
+    elif kind in events.FINAL_TYPES and data.get("passing"):
+        left.passing.add(run_id)

@@ -5,6 +5,7 @@ Knows no HTTP: `api/schemas.py` builds these.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Protocol
 
 from app.agent.definition import AgentDefinition, Surface
@@ -35,11 +36,34 @@ class SessionInput:
     permissions: Mapping[str, Any] | None = None
 
 
+class OnBusy(StrEnum):
+    """What becomes of a turn while the session has one that is not finished: it is refused, waits, or ends that one."""
+
+    REJECT = "reject"
+    ENQUEUE = "enqueue"
+    INTERRUPT = "interrupt"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInput:
-    """One turn: the text, its limits (0 ms means none), and the JSON Schema of its answer if that is to be JSON."""
+    """One turn: the text, its limits (0 ms means none), and the JSON Schema of its answer if that is to be JSON.
+    `webhook`: whom to tell of its end."""
 
     input: str
+    max_steps: int | None = None
+    deadline_ms: int = 0
+    timeout_ms: int = 0
+    output_schema: Mapping[str, Any] | None = None
+    budget: Mapping[str, Any] | None = None
+    on_busy: OnBusy = OnBusy.REJECT
+    webhook: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeInput:
+    """How a run that has ended is gone on with; None: what is said to an agent of which nobody says what to do."""
+
+    input: str | None = None
     max_steps: int | None = None
     deadline_ms: int = 0
     timeout_ms: int = 0
@@ -49,12 +73,15 @@ class RunInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegationInput:
-    """One delegation by a caller that has no parent run here. `agent` is a name or an inline definition;
-    `session_key` names the memory of a `reuse_session` agent whose scope is `key`. `user`, `metadata`, `workspace`
-    and `texts` are those of the session that is made when `session_id` is None."""
+    """One delegation by a caller that has no parent run here. `agent` is a name or an inline definition, None: that of
+    what is resumed; `resume`: the id of a task or of one of its runs, or in a session its name. `background` None: as
+    the agent's definition has it. `session_key` names the memory of a `reuse_session` agent whose scope is `key`.
+    `user`, `metadata`, `workspace` and `texts` are those of the session that is made when there is none yet."""
 
-    agent: str | Mapping[str, Any]
+    agent: str | Mapping[str, Any] | None = None
     task: str
+    background: bool | None = None
+    resume: str | None = None
     context: str | None = None
     name: str | None = None
     session_id: str | None = None
@@ -73,6 +100,7 @@ class DelegationInput:
     workspace: str = ""
     user: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    webhook: str | None = None
 
 
 class AgentReader(Protocol):

@@ -5,9 +5,10 @@ Knows no HTTP, no SQL and no concrete model or tool.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from app.agent import events
@@ -16,28 +17,31 @@ from app.agent.chat import ModelCatalog
 from app.agent.definition import MAX_STEPS, AgentDefinition
 from app.agent.delegation import Roster, chosen
 from app.agent.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from app.agent.notices import Notice, NoticeKind
 from app.agent.policy import BudgetLimits, HandoffPolicy, Reaction
 from app.agent.runs import (
     FINAL_STATUSES,
-    MemoryState,
-    MemoryStore,
     Run,
     RunRequest,
     RunStore,
     Session,
     SessionCounters,
 )
+from app.agent.shared_memories import MemorySeat
 from app.agent.supervisor import RunSupervisor
 from app.sessions.feed import View
 from app.sessions.inbox import Inbox
 from app.sessions.journal import TAKE_S, Journal
 from app.sessions.opening import Opening, checked_agents, config_of
 from app.sessions.policies import Policies
-from app.sessions.requests import RunInput, SessionInput
-from app.sessions.views import run_view, session_view, tree_view
+from app.sessions.requests import OnBusy, RunInput, SessionInput
+from app.sessions.views import created_view, run_view, session_view, tree_view, with_late_tasks
+from app.sessions.webhooks import Webhooks
+from app.wire import decode, event_json
 
 KNOWN_SESSIONS = 10_000
 FRESH = SessionCounters()
+NOTHING_MORE: Mapping[str, int] = MappingProxyType({})
 
 
 class SessionStore(RunStore, Protocol):
@@ -73,26 +77,27 @@ class Sessions:
         supervisor: RunSupervisor,
         journal: Journal,
         store: SessionStore,
-        memories: MemoryStore,
         roster: Roster,
         models: ModelCatalog,
         opening: Opening,
         defaults: Defaults,
         inbox: Inbox,
         policies: Policies,
+        webhooks: Webhooks,
     ) -> None:
         self._supervisor = supervisor
         self._journal = journal
         self._store = store
-        self._memories = memories
         self._roster = roster
         self._models = models
         self._opening = opening
         self._defaults = defaults
         self._inbox = inbox
         self.policies = policies
+        self.webhooks = webhooks
         self._known: OrderedDict[str, Session | None] = OrderedDict()  # None: it was deleted
         self.stopping = False
+        self.gate: Callable[[str], Awaitable[None]] = _open_gate
 
     # ── sessions ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,8 +141,11 @@ class Sessions:
         if len(self._known) > KNOWN_SESSIONS:
             self._known.popitem(last=False)
 
-    async def known(self, tenant: str, session_id: str) -> Session:
-        """The session value. Raises `NotFound` for unknown ids and those of other tenants."""
+    async def known(self, tenant: str, session_id: str, *, at_once: bool = False) -> Session:
+        """The session value, once what an earlier process left of it is gone on with or closed (`at_once`: before).
+        Raises `NotFound` for unknown ids and those of other tenants."""
+        if not at_once:
+            await self.gate(session_id)
         if session_id not in self._known:
             await self._journal.flush(TAKE_S)  # that it was closed may not be in the row yet
             read = self._opening.again(await self._row(tenant, session_id))
@@ -168,32 +176,43 @@ class Sessions:
             await self._journal.settle()
         return session_view(await self._row(tenant, session_id), self._supervisor.busy(session_id))
 
+    async def created(self, tenant: str, session_id: str) -> dict[str, Any]:
+        """One session as `create` answered it."""
+        await self.known(tenant, session_id)
+        found = await self._journal.log.page(tenant, session_id, after=0, upto=1)
+        if not found:  # erased this moment
+            raise _no_session(session_id)
+        return created_view(decode(event_json(found[0].envelope, found[0].data)))
+
     async def sessions(self, tenant: str, cursor: str | None, limit: int) -> dict[str, Any]:
         """A page of sessions, newest first."""
         rows, following = await self._store.sessions(tenant, cursor, limit)
         return {"items": [session_view(row, self._supervisor.busy(row["id"])) for row in rows], "next": following}
 
     @asynccontextmanager
-    async def opened(self, session: Session) -> AsyncIterator[None]:
-        """Keep a session's numbers at hand while something is recorded in it."""
+    async def opened(self, session: Session, more: Mapping[str, int] = NOTHING_MORE) -> AsyncIterator[None]:
+        """Keep a session's numbers at hand while something is recorded in it. `more`: spent by runs that are open."""
         if self.stopping:
             raise Unavailable("the service is stopping: try again in a moment", code="stopping")
         counters = FRESH
         if not self._supervisor.knows(session.id):
             await self._journal.flush(TAKE_S)  # what the counters are read from
-            counters = await self._counters(session)
+            counters = await self._counters(session, more)
             await self._inbox.restore(session)
+            untold = await self._store.untold(session.tenant, session.id)
+            if not self._supervisor.knows(session.id):  # else others have begun, and may have told some of them
+                self._supervisor.notices.restore(_untold(untold))
         # Last, and nothing is awaited between this and `work`: whoever leaves meanwhile lets the numbers be forgotten.
         await self._journal.open(session.tenant, session.id)
         with self._supervisor.work(session, counters):
             yield
 
-    async def _counters(self, session: Session) -> SessionCounters:
+    async def _counters(self, session: Session, more: Mapping[str, int]) -> SessionCounters:
         counters = await self._store.counters(session.tenant, session.id)
         if session.budget is None:
             return counters
         spent = await self._store.spent(session.tenant, session.id, session.budget.currency)
-        return replace(counters, spent=spent)
+        return replace(counters, spent={kind: used + more.get(kind, 0) for kind, used in spent.items()})
 
     async def update(
         self, tenant: str, session_id: str, changes: Mapping[str, Any], *, close: bool = False
@@ -226,6 +245,7 @@ class Sessions:
         self._known[session_id] = None
         await self._journal.flush(TAKE_S)
         self._supervisor.forget(session_id)
+        self._supervisor.notices.forget(session_id)
         self._journal.recent.forget(session_id)
         self._inbox.forget(session_id)
 
@@ -245,35 +265,52 @@ class Sessions:
             raise Conflict("this session was made for a delegation and has no lead agent", code="no_lead_agent")
         request = self._request(session, given)
         async with self.opened(session):
-            with self._supervisor.claim(session.memory_id):
-                memory = await self._memory(session)
+            seat = self._supervisor.turn(session, queue=given.on_busy is not OnBusy.REJECT)
+            try:
+                if given.on_busy is OnBusy.INTERRUPT:
+                    await self._interrupt(seat)
+                await seat.opened()
                 await self.open_for_work(tenant, session_id)  # it may have been closed meanwhile
-                started = self._launch(session, replace(request, memory=memory))
+                started = self._launch(session, replace(request, seat=seat), given.webhook)
+                if seat.unwanted:
+                    await self._supervisor.cancel(started.run.id)
+            except BaseException:  # whatever it is, also a caller who goes away: the place is given back
+                seat.leave()
+                raise
         await self._journal.flush(TAKE_S)
         return started
 
-    async def _memory(self, session: Session) -> MemoryState | None:
-        if not self._journal.head(session.id):
-            return None
-        await self._journal.flush(TAKE_S)  # the last turn's messages may be on their way
-        return await self._memories.load(session.tenant, session.memory_id)
+    async def _interrupt(self, seat: MemorySeat) -> None:
+        """End all turns that come before this one, also those that are about to begin."""
+        before = list(seat.ahead())
+        for ahead in before:
+            ahead.unwanted = True
+        for run_id in [ahead.run_id for ahead in reversed(before) if ahead.run_id is not None]:
+            await self._supervisor.cancel(run_id)
 
     async def run_once(self, tenant: str, given: SessionInput, run: RunInput) -> Started:
         """Make a session and start its first turn."""
         session = self.draft(tenant, given)
         request = self._request(session, run)
         self.begin(session, given)
-        with self._supervisor.work(session, FRESH), self._supervisor.claim(session.memory_id):
-            started = self._launch(session, request)
+        with self._supervisor.work(session, FRESH):
+            seat = self._supervisor.turn(session, fresh=True)
+            try:
+                started = self._launch(session, replace(request, seat=seat), run.webhook)
+            except BaseException:  # whatever it is: the place is given back
+                seat.leave()
+                raise
         await self._journal.flush(TAKE_S)
         return Started(run=started.run, after=0)
 
-    def _launch(self, session: Session, request: RunRequest) -> Started:
+    def _launch(self, session: Session, request: RunRequest, webhook: str | None) -> Started:
         after = self._journal.recorded(session.id)
-        return Started(run=self._supervisor.launch(request), after=after)
+        with self.webhooks.asked(session, "run", webhook) as run_id:
+            return Started(run=self._supervisor.launch(replace(request, id=run_id)), after=after)
 
     def _request(self, session: Session, given: RunInput) -> RunRequest:
         """The request of a session's turn; everything that can be refused is refused here."""
+        self.webhooks.check(given.webhook)
         definition = self._roster.find(session, session.agent or "")
         if definition is None:
             raise InvalidRequest(
@@ -305,6 +342,7 @@ class Sessions:
             budgets=tuple(limits for limits in bounds if limits is not None),
             output_schema=definition.output_schema if schema is None else schema,
             permissions=self.policies.lead(session, definition),
+            given=_given(given),
         )
         if definition.runner is None:
             self._models.resolve(chosen_model)
@@ -312,6 +350,20 @@ class Sessions:
         self.check_prices(session, request.budgets, [(definition, chosen_model)])
         self._supervisor.equipment.check(request)
         return request
+
+    def again(self, session: Session, row: Mapping[str, Any], given: Mapping[str, Any] | None) -> RunRequest:
+        """The request of a turn that an earlier process had begun. Raises `InvalidRequest` where it cannot be made any
+        more, since its agent is gone for example."""
+        wanted = given or {}
+        run = RunInput(
+            input=row["input"],
+            max_steps=min(row["max_steps"], self._defaults.max_steps),
+            deadline_ms=row["deadline_ms"] or 0,
+            timeout_ms=row["timeout_ms"] or 0,
+            output_schema=wanted.get("output_schema"),
+            budget=wanted.get("budget"),
+        )
+        return self._request(session, run)
 
     def check_fallbacks(self, policy: HandoffPolicy) -> None:
         """Raises `InvalidRequest` when a fallback names a model that there is not."""
@@ -350,15 +402,24 @@ class Sessions:
     async def run(self, tenant: str, run_id: str, wait_s: float = 0.0) -> dict[str, Any]:
         """One run as a client sees it; waits up to `wait_s` for its end."""
         row = await self._run_row(tenant, run_id)
-        if wait_s > 0 and self._supervisor.flying(run_id):
+        if wait_s > 0 and row["status"] not in FINAL_STATUSES:
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._supervisor.settled(run_id)
-            except TimeoutError:
+                    await self.gate(row["session_id"])  # one that an earlier process left is in the air after that
+                    if self._supervisor.flying(run_id):
+                        await self._supervisor.settled(run_id)
+            except (TimeoutError, Unavailable):
                 pass  # the answer says how far it is
         if row["status"] not in FINAL_STATUSES:
             row = await self._run_row(tenant, run_id)
-        return run_view(row)
+        (row,) = await self.with_late_tasks(tenant, row["session_id"], [row])
+        return run_view(row) | (await self.webhooks.view(tenant, run_id) if row["parent_id"] is None else {})
+
+    async def with_late_tasks(self, tenant: str, session_id: str, rows: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
+        """Run rows of a session whose inclusive usage counts the background tasks that went on when a run had ended."""
+        if not any(row["open_tasks"] for row in rows):
+            return rows
+        return with_late_tasks(rows, await self._store.runs(tenant, session_id))
 
     async def _run_row(self, tenant: str, run_id: str) -> Mapping[str, Any]:
         await self._journal.settle()
@@ -382,8 +443,10 @@ class Sessions:
         """Cancel a run and everything below it; cancelling a final one stops nothing and says so."""
         found = self._supervisor.find(run_id)
         if found is None or found[0].tenant != tenant:
-            await self._run_row(tenant, run_id)  # raises for an unknown one; one in the air must not wait for the store
+            row = await self._run_row(tenant, run_id)  # raises for an unknown one
+            await self.gate(row["session_id"])  # one in the air must not wait for the store
         ended = await self._supervisor.cancel(run_id)
+        await self._journal.flush(TAKE_S)
         row = await self._run_row(tenant, run_id)
         return {"id": run_id, "status": row["status"], "cancelled": list(ended)}
 
@@ -422,6 +485,29 @@ class Sessions:
         self.stopping = True
         await self._supervisor.close(grace_s)
         await self._journal.flush()
+
+
+async def _open_gate(session_id: str) -> None:
+    """Nothing was left by an earlier process."""
+
+
+def _given(given: RunInput) -> Mapping[str, Any] | None:
+    """What of a turn's input stands nowhere else in the log."""
+    kept = {"output_schema": given.output_schema, "budget": given.budget}
+    return {key: dict(value) for key, value in kept.items() if value is not None} or None
+
+
+def _untold(rows: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
+    for row in rows:
+        yield Notice(
+            id=row["id"],
+            session_id=row["session_id"],
+            kind=NoticeKind.MESSAGE if row["handoff_id"] is None else NoticeKind.TASK,
+            for_run=row["run_id"] or "",
+            content=row["content"],
+            task_id=row["handoff_id"],
+            lead=row["depth"] == 0,
+        )
 
 
 def _no_session(session_id: str) -> NotFound:

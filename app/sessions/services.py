@@ -22,12 +22,16 @@ from app.sessions.audit import AuditStore
 from app.sessions.delegations import Delegations
 from app.sessions.explaining import Explaining
 from app.sessions.feed import EventFeed
+from app.sessions.follow_ups import FollowUps
+from app.sessions.idempotency import Idempotency
 from app.sessions.inbox import Inbox
 from app.sessions.journal import Journal
 from app.sessions.service import Sessions
 from app.sessions.skills import SkillListing
+from app.sessions.tasks import Tasks
 from app.sessions.tenant_agents import TenantAgents
 from app.sessions.tickets import Tickets
+from app.sessions.verifying import Verifying
 
 CHECK_S = 2.0  # for a readiness question: probes give up after a few seconds
 MIN_FREE_BYTES = 32 << 20  # less than this is gone in minutes, and SQLite needs room for its log too
@@ -72,10 +76,14 @@ class Services:
 
     sessions: Sessions
     delegations: Delegations
+    idempotency: Idempotency
+    follow_ups: FollowUps
+    tasks: Tasks
     feed: EventFeed
     inbox: Inbox
     explaining: Explaining
     audit: AuditStore
+    verifying: Verifying
     artifacts: Artifacts
     access: Access
     agents: TenantAgents
@@ -131,6 +139,9 @@ class Services:
         return {
             "open_streams": self.feed.readers,
             "runs_in_flight": self.supervisor.in_flight,
+            "runs_queued": self.supervisor.queued,
+            "runs_at_work": self.supervisor.slots.in_use,
+            "tasks_open": self.supervisor.handoffs.open_tasks,
             "journal_waiting_bytes": self.journal.waiting_bytes,
             "store_failures_total": self.journal.failures,
             "store_up": 0 if self.journal.problem else 1,

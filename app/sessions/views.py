@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.agent.messages import NO_USAGE, Usage, UsageInfo
+from app.agent.runs import HandoffStatus, Run, RunStatus
 from app.wire import timestamp
 
 Row = Mapping[str, Any]
@@ -32,6 +33,29 @@ def session_view(row: Row, open_runs: int) -> dict[str, Any]:
         "updated_at": moment(row["updated_at"]),
         "closed_at": moment(row["closed_at"]),
         "last_event_id": row["next_seq"] - 1,
+    }
+
+
+def created_view(event: Row) -> dict[str, Any]:
+    """A session as it was when it was made, from its first event."""
+    blank = dict.fromkeys(("agent", "title", "user", "metadata", "config", "created_at", "updated_at", "closed_at"))
+    shown = session_view({**blank, **event["data"], "id": event["session_id"], "next_seq": event["id"] + 1}, 0)
+    return {**shown, "created_at": event["ts"], "updated_at": event["ts"]}
+
+
+def started_view(run: Run, after: int) -> dict[str, Any]:
+    """A run that was started; its events begin behind the number `after`."""
+    return {
+        "id": run.id,
+        "session_id": run.session_id,
+        "memory_id": run.memory_id,
+        "run": run.ordinal,
+        "turn": run.turn,
+        "depth": run.depth,
+        "agent": run.agent,
+        "status": "queued",
+        "events": f"/v1/runs/{run.id}/events",
+        "after": after,
     }
 
 
@@ -105,6 +129,32 @@ def handoff_view(row: Row, runs: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def task_view(row: Row, runs: Sequence[Row]) -> dict[str, Any]:
+    """A background task; `result` and `error` are null until it has ended. It has when its last run has completed,
+    which may be stored a moment before the end of the task itself."""
+    status, output, ended_at = row["status"], row["output"], row["ended_at"]
+    last = runs[-1] if runs else None
+    if ended_at is None and last is not None and last["status"] == RunStatus.COMPLETED:
+        status, output, ended_at = HandoffStatus.COMPLETED.value, last["output"], last["ended_at"]
+    good = status in (HandoffStatus.COMPLETED, HandoffStatus.FALLBACK)
+    began = [run["started_at"] for run in runs if run["started_at"] is not None]
+    return {
+        "task_id": row["id"],
+        "session_id": row["session_id"],
+        "parent_run_id": row["run_id"],
+        "agent": row["agent"],
+        "name": row["name"],
+        "status": status,
+        "result": output or "" if good else None,
+        "error": None if good else row["error"],
+        "run_ids": row["run_ids"] or [run["id"] for run in runs],
+        "attempts": row["attempts"] or len(runs),
+        "created_at": moment(row["started_at"]),
+        "started_at": moment(min(began, default=None)),
+        "ended_at": moment(ended_at),
+    }
+
+
 def _sum(runs: Sequence[Row], column: str) -> UsageInfo | None:
     """The usage in that column of all runs; None while none of them has any."""
     known = [Usage.from_dict(run[column]) for run in runs if run[column] is not None]
@@ -136,19 +186,33 @@ def _tree_handoff(row: Row, attempts: list[str]) -> dict[str, Any]:
 
 
 def _add_up(runs: Sequence[Row], nodes: Mapping[str, dict[str, Any]]) -> Usage:
-    """Fill in what every run used with its subtree; returns the sum of all. A child's ordinal is above its parent's,
-    so that no depth is too deep."""
-    below: dict[str, Usage] = {}
-    everything = NO_USAGE
-    for row in reversed(runs):
-        node, own = nodes[row["id"]], Usage.from_dict(row["usage"])
-        total = own + below.get(row["id"], NO_USAGE)
+    """Fill in what every run used with its subtree; returns the sum of all."""
+    totals, everything = inclusive(runs), NO_USAGE
+    for row in runs:
+        own = Usage.from_dict(row["usage"])
+        node = nodes[row["id"]]
         node["usage"] = own.as_dict() if row["usage"] is not None else None
-        node["usage_total"] = total.as_dict()
-        parent = row["parent_id"] or ""
-        below[parent] = below.get(parent, NO_USAGE) + total
+        node["usage_total"] = totals[row["id"]].as_dict()
         everything = everything + own
     return everything
+
+
+def inclusive(runs: Sequence[Row]) -> dict[str, Usage]:
+    """What each run of a session used with everything below it, from what each used itself: a background task may have
+    ended after the run that started it. A child's ordinal is above its parent's, so that no depth is too deep."""
+    totals: dict[str, Usage] = {}
+    below: dict[str, Usage] = {}
+    for row in reversed(runs):
+        total = totals[row["id"]] = Usage.from_dict(row["usage"]) + below.get(row["id"], NO_USAGE)
+        parent = row["parent_id"] or ""
+        below[parent] = below.get(parent, NO_USAGE) + total
+    return totals
+
+
+def with_late_tasks(rows: Sequence[Row], runs: Sequence[Row]) -> list[Row]:
+    """These of all `runs` of a session, with what was used by tasks that went on when a run had ended."""
+    totals = inclusive(runs)
+    return [{**row, "usage_total": totals[row["id"]].as_dict()} if row["open_tasks"] else row for row in rows]
 
 
 def message_view(row: Row) -> dict[str, Any]:

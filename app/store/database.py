@@ -4,18 +4,20 @@ Knows no table. Order at the end: the journal closes its writer, then `Database.
 """
 
 import asyncio
+import sqlite3
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlencode
 
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from app.sessions.ports import Replace
 from app.store.failures import transient
-from app.store.location import Location, locate, make_file
+from app.store.location import Location, locate, looking_at, make_file
 from app.store.lock import FileLock, SessionLock
 from app.store.reader import Reader
 from app.store.writer import SqlWriter
@@ -31,7 +33,8 @@ _CLOSE_S = 10.0  # a read that takes longer is left behind
 class Database:
     """`where` is a path or URL (`location.locate`). `synchronous` is SQLite's: FULL outlives a power cut, NORMAL the
     death of the process. `busy_timeout_ms` bounds the wait for another process's lock. `exclusive` False: for commands
-    beside a running server, without the lock."""
+    beside a running server, without the lock. `read_only`: to look at what is there; `open` is not called, and nothing
+    is written, not even a file that is missing."""
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Database:
         busy_timeout_ms: int = BUSY_TIMEOUT_MS,
         readers: int = READERS,
         exclusive: bool = True,
+        read_only: bool = False,
     ) -> None:
         self.location = locate(where)
         self._synchronous = synchronous
@@ -48,7 +52,7 @@ class Database:
         self._readers = readers
         self._exclusive = exclusive
         self._lock: FileLock | SessionLock | None = None
-        self._engine = _reading_engine(self.location, readers, busy_timeout_ms)
+        self._engine = _reading_engine(self.location, readers, busy_timeout_ms, read_only=read_only)
         self.reader = Reader(self._engine)
 
     async def open(self) -> None:
@@ -78,6 +82,10 @@ class Database:
     def writer(self, replace: Replace, *, audit_key: bytes | None = None) -> SqlWriter:
         """The writer; its connection is opened by its first call, in the thread of that call."""
         return SqlWriter(self._connect, replace, audit_key=audit_key)
+
+    def looking(self) -> Connection:
+        """A synchronous connection that can only read, for who reads much in a thread of its own; to be closed."""
+        return looking_connection(self.location, self._busy_timeout_ms)
 
     def _connect(self) -> Connection:
         return writing_connection(self.location, self._synchronous, self._busy_timeout_ms)
@@ -133,14 +141,45 @@ def writing_connection(location: Location, synchronous: Synchronous, busy_timeou
     return engine.connect()
 
 
-def _reading_engine(location: Location, readers: int, busy_timeout_ms: int) -> AsyncEngine:
+def looking_connection(location: Location, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Connection:
+    """A connection outside of every pool that can only read, beside a running server too, and never makes the file. Of
+    text that is damaged it gives what is left: who looks for damage must be able to see it. Raises
+    `TransientStoreError` when the database cannot be opened."""
+    try:
+        return _looking_engine(location, busy_timeout_ms).connect()
+    except DBAPIError as problem:
+        raise transient(problem, f"database {location} cannot be opened") from problem
+
+
+def _looking_engine(location: Location, busy_timeout_ms: int) -> Engine:
+    if location.path is None:
+        options = _postgres("-c default_transaction_read_only=on")
+        return create_engine(location.writing, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=options)
+    uri = f"{location.path.as_uri()}?{urlencode(looking_at(location.path))}"
+
+    def connect() -> sqlite3.Connection:
+        made = sqlite3.connect(uri, uri=True, timeout=busy_timeout_ms / 1000, check_same_thread=False)
+        made.text_factory = _tolerant
+        return made
+
+    return create_engine("sqlite+pysqlite://", creator=connect, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+
+
+def _tolerant(text_: bytes) -> str:
+    return text_.decode("utf-8", "replace")
+
+
+def _reading_engine(location: Location, readers: int, busy_timeout_ms: int, *, read_only: bool) -> AsyncEngine:
     """A pool that can only read. No transaction outlives its statement: a held one lets SQLite's log grow."""
     if location.path is None:
         arguments = _postgres("-c default_transaction_read_only=on -c statement_timeout=30000")
     else:
         arguments = {"timeout": busy_timeout_ms / 1000}
+    where = location.reading
+    if read_only and location.path is not None:
+        where = where.set(database=location.path.as_uri(), query={**looking_at(location.path), "uri": "true"})
     engine = create_async_engine(
-        location.reading,
+        where,
         pool_size=readers,
         max_overflow=0,
         pool_pre_ping=location.path is None,

@@ -52,6 +52,14 @@ def is_transient(problem: BaseException) -> bool:
     return isinstance(problem, OperationalError | InterfaceError) and not isinstance(original, sqlite3.Error)
 
 
+def is_damage(problem: DBAPIError) -> bool:
+    """Whether the database itself says that what it has stored is broken."""
+    code = getattr(problem.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return str(getattr(problem.orig, "sqlstate", "")) in ("XX001", "XX002")
+
+
 def reason(problem: BaseException) -> str:
     """The error in one short line, without statement and parameters: those hold what people wrote."""
     original = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem

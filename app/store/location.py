@@ -69,3 +69,12 @@ def make_file(path: Path) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def looking_at(path: Path) -> dict[str, str]:
+    """The options of a SQLite URI for a file that is only read and never made. In a place where nothing can be written,
+    SQLite could not make what it shares with other processes beside the file: there it is told that there are none,
+    unless somebody has made these."""
+    beside = (path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))
+    alone = not os.access(path.parent, os.W_OK) and not any(file.exists() for file in beside)
+    return {"mode": "ro", "immutable": "1"} if alone else {"mode": "ro"}

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 
 from app.store.columns import Json
 from app.store.database import writing_connection
-from app.store.failures import is_transient, reason
+from app.store.failures import is_transient, reason, transient
 from app.store.location import Location, locate, make_file
 
 if TYPE_CHECKING:
@@ -73,6 +73,16 @@ def scripts() -> Path:
 def newest() -> str:
     """The newest revision: file names begin with the revision, four digits that count up."""
     return max(path.name.partition("_")[0] for path in (scripts() / "versions").glob("[0-9]*_*.py"))
+
+
+def revision(connection: Connection) -> str | None:
+    """The revision that a database has, None without any; for connections that only read."""
+    try:
+        return connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    except DBAPIError as problem:
+        if is_transient(problem):
+            raise transient(problem, "the database cannot be read at the moment") from problem
+        return None
 
 
 def _current_quickly(location: Location) -> str | None:

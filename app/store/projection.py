@@ -4,7 +4,7 @@ Gathers the rows of one batch and merges them: a run that starts and ends within
 `statements.py` carries the rows into the database. Payloads come without their None values (`wire.encode_payload`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,20 +18,22 @@ from app.store.approval_rows import MAX_NAME
 Row = dict[str, Any]
 Key = tuple[str, str]  # tenant, id
 
+PENDING, DELIVERED, ACKNOWLEDGED = "pending", "delivered", "acknowledged"  # states of a notice
 _FINAL = frozenset(str(status) for status in FINAL_STATUSES)
 
 
 class Projection:
     """The rows that one batch of events leads to.
 
-    `sessions`, `runs`, `handoffs`, `calls`, `messages`, `approvals` and `decisions` are new rows; `memories` are
-    inserted or moved on; `results` are calls that are inserted or completed. What ends in `_changes` are columns of
+    `sessions`, `runs`, `handoffs`, `calls`, `messages`, `approvals`, `notices` and `decisions` are new rows; `memories`
+    are inserted or moved on; `results` are calls that are inserted or completed. What ends in `_changes` are columns of
     rows that an earlier batch stored. `erased`: sessions whose rows up to that event number are removed.
     """
 
     __slots__ = (
         "approval_changes", "approvals", "call_changes", "calls", "decisions", "erased", "handoff_changes", "handoffs",
-        "memories", "memory_changes", "messages", "results", "run_changes", "runs", "session_changes", "sessions",
+        "memories", "memory_changes", "messages", "notice_changes", "notices", "results", "run_changes", "runs",
+        "session_changes", "sessions",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -50,6 +52,8 @@ class Projection:
         self.approvals: dict[Key, Row] = {}
         self.approval_changes: dict[Key, Row] = {}
         self.decisions: list[Row] = []
+        self.notices: dict[Key, Row] = {}
+        self.notice_changes: dict[Key, Row] = {}
         self.erased: dict[Key, int] = {}
 
     def add(self, event: Event) -> None:
@@ -251,6 +255,7 @@ def _message(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None
     # `run.queued` made may have gone with the session that it belonged to.
     after = payload["memory_seq"] + 1 + (len(calls) if calls else 0)
     rows.touch_memory(event, payload["memory_id"], row["agent"], turn=payload["turn"] + 1, seq=after)
+    _told(rows, event, payload.get("notices") or (), DELIVERED)
 
 
 def _compaction(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
@@ -319,6 +324,7 @@ def _tool_result(rows: Projection, event: Event, payload: Mapping[str, Any]) -> 
         row = rows.results[key] = _call_row(event, payload) | rows.call_changes.pop(key, {})
     row |= {"status": payload["status"], "is_error": payload["is_error"], "message_id": payload["message_id"]}
     row |= {"result_seq": event.seq, "ended_at": event.ts, "duration_ms": payload["duration_ms"]}
+    _told(rows, event, payload.get("acknowledges") or (), ACKNOWLEDGED)
 
 
 # ── handoffs ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -345,6 +351,26 @@ def _handoff_end(rows: Projection, event: Event, payload: Mapping[str, Any]) -> 
         rows.handoff_changes.setdefault(key, values)
     elif row["end_seq"] is None:
         row.update(values)
+
+
+# ── notices ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _notice(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
+    row: Row = {"tenant_id": event.tenant, "id": payload["notice_id"], "session_id": event.session_id}
+    row |= {"memory_id": payload["memory_id"], "run_id": payload["for_run"], "handoff_id": payload.get("handoff_id")}
+    row |= {"status": PENDING, "content": payload["content"], "created_at": event.ts, "delivered_at": None}
+    rows.notices[(event.tenant, row["id"])] = row
+
+
+def _told(rows: Projection, event: Event, notices: Sequence[str], status: str) -> None:
+    """Some notices need not be told any more."""
+    for notice_id in notices:
+        key = (event.tenant, notice_id)
+        row = rows.notices.get(key)
+        if row is None:
+            row = rows.notice_changes.setdefault(key, {})
+        row |= {"status": status, "delivered_at": event.ts}
 
 
 # ── questions and decisions ─────────────────────────────────────────────────────────────────────────────────────
@@ -388,4 +414,5 @@ _HANDLERS: Mapping[str, Callable[[Projection, Event, Mapping[str, Any]], None]] 
     "permission.requested": _permission_requested,
     "permission.resolved": _permission_resolved,
     "hook.decision": _hook_decision,
+    "notice": _notice,
 }

@@ -27,7 +27,7 @@ class Reader:
 
     async def rows(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> list[Record]:
         """All rows, as dictionaries by column name. Raises `TransientStoreError` while the store is away."""
-        if parameters is not None and not all(map(_can_be_stored, parameters.values())):
+        if parameters is not None and not all(map(can_be_stored, parameters.values())):
             return []
         task = asyncio.create_task(self._fetch(statement, parameters))
         self._open.add(task)
@@ -61,7 +61,7 @@ class Reader:
             task.exception()  # fetched here for callers that are not there any more
 
 
-def _can_be_stored(value: Any) -> bool:
+def can_be_stored(value: Any) -> bool:
     """Whether a text can stand in the store at all. Ids from a URL may hold what databases refuse even to compare
     with (NUL, lone surrogates); nothing that is stored equals them."""
     if not isinstance(value, str):

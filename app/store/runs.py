@@ -12,7 +12,7 @@ from app.agent.messages import NO_USAGE, Usage
 from app.agent.runs import SessionCounters
 from app.store.cursors import pack, unpack
 from app.store.reader import Reader, Record
-from app.store.tables import handoffs, messages, runs, sessions, tool_calls
+from app.store.tables import handoffs, messages, notices, runs, sessions, tool_calls
 
 _SESSIONS_ORDER = "sessions"
 
@@ -90,6 +90,25 @@ _made = select(
 )
 
 
+_untold = (
+    select(notices, runs.c.depth)
+    .join(runs, and_(runs.c.tenant_id == notices.c.tenant_id, runs.c.id == notices.c.run_id), isouter=True)
+    .where(*_of_session(notices), notices.c.status == "pending")
+)
+_untold_tasks = (  # a task that is told of keeps its notice, told or not
+    select(handoffs.c.tenant_id, handoffs.c.session_id, handoffs.c.id)
+    .join(sessions, and_(sessions.c.tenant_id == handoffs.c.tenant_id, sessions.c.id == handoffs.c.session_id))
+    .where(handoffs.c.background.is_(true()), handoffs.c.run_id.is_not(None), handoffs.c.ended_at.is_not(None))
+    .where(sessions.c.closed_at.is_(None), sessions.c.erased_at.is_(None))
+    .where(
+        ~select(notices.c.id)
+        .where(notices.c.tenant_id == handoffs.c.tenant_id, notices.c.session_id == handoffs.c.session_id)
+        .where(notices.c.handoff_id == handoffs.c.id)
+        .exists()
+    )
+)
+
+
 class SqlRunStore:
     """`RunStore` over SQLAlchemy."""
 
@@ -160,6 +179,17 @@ class SqlRunStore:
     async def handoff_runs(self, tenant: str, handoff_id: str) -> list[Record]:
         """The runs of a handoff, one for each attempt, in order."""
         return await self._reader.rows(_handoff_runs, {"tenant_id": tenant, "handoff_id": handoff_id})
+
+    async def untold(self, tenant: str, session_id: str) -> list[Record]:
+        """The notices of a session that nobody was told, in the order of posting; `depth` is that of the run that they
+        are for."""
+        rows = await self._reader.rows(_untold, {"tenant_id": tenant, "session_id": session_id})
+        return sorted(rows, key=lambda row: (row["created_at"], row["id"]))
+
+    async def untold_tasks(self) -> list[Record]:
+        """Background tasks of all tenants that have ended without a notice to their run: `tenant_id`, `session_id`,
+        `id`. Those of closed sessions are left out."""
+        return await self._reader.rows(_untold_tasks)
 
     async def open_runs(self) -> list[Record]:
         """All runs of all tenants that are not final, deepest first."""

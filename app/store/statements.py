@@ -34,6 +34,7 @@ from app.store.tables import (
     api_keys,
     approvals,
     artifacts,
+    cleared_tasks,
     decisions,
     events,
     handoffs,
@@ -47,21 +48,25 @@ from app.store.tables import (
     sessions,
     tenants,
     tool_calls,
+    webhooks,
 )
 
-_PROJECTED = (events, sessions, memories, runs, handoffs, messages, tool_calls, approvals, decisions)
+_PROJECTED = (events, sessions, memories, runs, handoffs, messages, tool_calls, approvals, decisions, notices)
 _TABLES = {table.name: table for table in _PROJECTED}
 _JSON = {
     name: tuple(column.name for column in table.c if isinstance(column.type, Json)) for name, table in _TABLES.items()
 }
 _RESULT = ("status", "is_error", "message_id", "result_seq", "ended_at", "duration_ms")
 # What is written without an event; the other tables belong to the projection.
-_LONE = {table.name: table for table in (agents, api_keys, artifacts, idempotency_keys, mcp_pins, notes, tenants)}
+_LONE_TABLES = (
+    agents, api_keys, artifacts, cleared_tasks, idempotency_keys, mcp_pins, notes, tenants, webhooks,
+)  # fmt: skip
+_LONE = {table.name: table for table in _LONE_TABLES}
 # What a deleted session leaves behind nothing of, with the column that holds the number of the event.
 _ERASED = (
     (messages, "seq"), (tool_calls, "seq"), (decisions, "seq"), (runs, "first_seq"), (handoffs, "start_seq"),
 )  # fmt: skip
-_ERASED_WHOLE = (memories, approvals, notices, artifacts, notes)
+_ERASED_WHOLE = (memories, approvals, notices, artifacts, notes, webhooks, cleared_tasks)
 
 
 def store_rows(connection: Connection, rows: Projection, event_rows: Sequence[Row]) -> None:
@@ -75,12 +80,14 @@ def store_rows(connection: Connection, rows: Projection, event_rows: Sequence[Ro
     _execute(connection, _insert, "tool_calls", rows.calls.values())
     _execute(connection, _insert, "approvals", rows.approvals.values())
     _execute(connection, _insert, "decisions", rows.decisions)
+    _execute(connection, _insert, "notices", rows.notices.values())
     _change(connection, "sessions", rows.session_changes)
     _change(connection, "memories", rows.memory_changes)
     _change(connection, "runs", rows.run_changes)
     _change(connection, "handoffs", rows.handoff_changes)
     _change(connection, "tool_calls", rows.call_changes)
     _change(connection, "approvals", rows.approval_changes)
+    _change(connection, "notices", rows.notice_changes)
     _execute(connection, _results, "tool_calls", rows.results.values())
     for (tenant, session_id), upto in rows.erased.items():
         _erase(connection, tenant, session_id, upto)
@@ -126,8 +133,10 @@ def _update(_new: Callable[[Table], Any], table: Table, columns: tuple[str, ...]
     same = and_(table.c.tenant_id == bindparam("old_tenant"), table.c.id == bindparam("old_id"))
     statement = update(table).where(same).values({column: bindparam(column) for column in columns})
     # The second net under "one final state": a row that is final is not changed any more.
-    final = {runs: runs.c.ended_at, handoffs: handoffs.c.ended_at, approvals: approvals.c.decided_at}.get(table)
-    return statement if final is None else statement.where(final.is_(None))
+    final = {runs: runs.c.ended_at, handoffs: handoffs.c.ended_at, approvals: approvals.c.decided_at}
+    final |= {notices: notices.c.delivered_at}
+    ended = final.get(table)
+    return statement if ended is None else statement.where(ended.is_(None))
 
 
 def _memories(new: Callable[[Table], Any], table: Table, columns: tuple[str, ...]) -> Any:
@@ -141,7 +150,8 @@ def _results(new: Callable[[Table], Any], table: Table, columns: tuple[str, ...]
     """A tool call is completed; one that was never recorded is made now."""
     statement = _insert(new, table, columns)
     values = {name: statement.excluded[name] for name in _RESULT}
-    values |= {name: func.coalesce(statement.excluded[name], table.c[name]) for name in ("read_only", "started_at")}
+    once = ("read_only", "delegation", "started_at")
+    values |= {name: func.coalesce(statement.excluded[name], table.c[name]) for name in once}
     return statement.on_conflict_do_update(index_elements=["tenant_id", "id"], set_=values)
 
 
@@ -225,7 +235,8 @@ def is_stored(connection: Connection, key: Key, seq: int, envelope: bytes, diges
 def store_write(connection: Connection, write: Write) -> None:
     """Carry out one `Write`. Raises ValueError when it names no tenant, a table of the projection, or no such column.
 
-    With `key` the row is changed (with `keep`: left as it is), or made if there is none; without, it must be new.
+    With `key` the row is changed (with `keep`: left as it is), or made if there is none (not with `change`); without,
+    it must be new.
     """
     table, values = _checked(write)
     if not write.key:
@@ -237,7 +248,7 @@ def store_write(connection: Connection, write: Write) -> None:
     elif write.keep:
         if connection.execute(select(literal(1)).select_from(table).where(same).limit(1)).first() is None:
             connection.execute(insert(table).values(values))
-    elif connection.execute(update(table).where(same).values(values)).rowcount == 0:
+    elif connection.execute(update(table).where(same).values(values)).rowcount == 0 and not write.change:
         connection.execute(insert(table).values(values))
 
 

@@ -4,14 +4,15 @@ Knows no statement and no event. Ids are text, times integer µs UTC, durations 
 tenant, and every index begins with it.
 """
 
-from sqlalchemy import Index, Table
+from sqlalchemy import Index, Table, true
 
 from app.store.approval_tables import approvals, decisions
 from app.store.columns import big, blob, flag, json, key, metadata, number, partial, row_id, tenant, text
 
 __all__ = [
-    "agents", "api_keys", "approvals", "artifacts", "decisions", "events", "handoffs", "idempotency_keys", "memories",
-    "messages", "metadata", "notes", "notices", "runs", "sessions", "tenants", "tool_calls",
+    "agents", "api_keys", "approvals", "artifacts", "cleared_tasks", "decisions", "events", "handoffs",
+    "idempotency_keys", "memories", "messages", "metadata", "notes", "notices", "runs", "sessions", "tenants",
+    "tool_calls", "webhooks",
 ]  # fmt: skip
 
 # ── what events are projected to ────────────────────────────────────────────────────────────────────────────────
@@ -155,6 +156,7 @@ handoffs = Table(
     Index("ix_handoffs_session", "tenant_id", "session_id", "start_seq"),
 )
 partial("ix_handoffs_open", handoffs, "id", handoffs.c.ended_at.is_(None))
+partial("ix_handoffs_tasks", handoffs, "id", handoffs.c.background.is_(true()))
 
 messages = Table(
     "messages",
@@ -275,6 +277,18 @@ notes = Table(
     Index("ix_notes_session", "tenant_id", "session_id", "name"),
 )
 
+# Background tasks that somebody removed from the lists; the log keeps them.
+cleared_tasks = Table(
+    "cleared_tasks",
+    metadata,
+    tenant(),
+    text("handoff_id"),
+    text("session_id"),
+    big("created_at"),
+    key("handoff_id"),
+    Index("ix_cleared_tasks_session", "tenant_id", "session_id"),
+)
+
 tenants = Table("tenants", metadata, tenant(), text("name"), big("created_at"), key())
 
 api_keys = Table(
@@ -317,6 +331,28 @@ mcp_pins = Table(
     big("created_at"),
     key("server", "source", "tool"),
 )
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    tenant(),
+    text("id"),  # that of the run or handoff whose end is told
+    text("session_id"),
+    text("host"),
+    text("url", null=True),  # null: nothing is sent there any more
+    text("status"),
+    number("attempts"),
+    text("last_error", null=True),
+    big("event_seq", null=True),  # null: it goes on
+    big("next_at", null=True),  # null: nothing is to be sent
+    big("until", null=True),
+    big("ended_at", null=True),
+    big("created_at"),
+    key("id"),
+    Index("ix_webhooks_session", "tenant_id", "session_id"),
+)
+partial("ix_webhooks_due", webhooks, "host next_at", webhooks.c.next_at.is_not(None))
+partial("ix_webhooks_open", webhooks, "id", webhooks.c.event_seq.is_(None))
 
 idempotency_keys = Table(
     "idempotency_keys",

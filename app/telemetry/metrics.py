@@ -29,6 +29,9 @@ TOKENS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 GAUGES = {
     "open_streams": "Event streams that are open.",
     "runs_in_flight": "Runs that have not ended.",
+    "runs_queued": "Of these, runs that have not begun.",
+    "runs_at_work": "Places of limits.concurrent_runs that are taken.",
+    "tasks_open": "Background tasks that have not ended.",
     "journal_waiting_bytes": "Bytes of facts that wait to be stored.",
     "store_up": "1 while facts can be stored, 0 while the store is away.",
 }
@@ -65,6 +68,7 @@ class Metrics:
         self._model_calls = 0
         self._handoffs: Counter[str] = Counter()
         self._tool_calls: Counter[str] = Counter()
+        self._webhooks: Counter[str] = Counter()
         self._forced = 0
         self._durations = {"root": _Durations(), "subagent": _Durations()}
         self._registry = CollectorRegistry()
@@ -86,6 +90,10 @@ class Metrics:
                 self._handoffs[event.payload["status"]] += 1
             elif kind in FINAL_TYPES:
                 self._run_ended(event)
+
+    def webhook(self, outcome: str) -> None:
+        """Count a try to tell somebody of the end of a run: `delivered`, `failed` or `given_up`."""
+        self._webhooks[outcome] += 1
 
     def _run_ended(self, event: Event) -> None:
         payload = event.payload
@@ -113,6 +121,7 @@ class Metrics:
         yield runs
         yield _counter("handoffs", "Handoffs that ended, by status.", "status", self._handoffs)
         yield _counter("tool_calls", "Results of tool calls, by status.", "status", self._tool_calls)
+        yield _counter("webhooks", "Tries to deliver completion webhooks, by outcome.", "outcome", self._webhooks)
         tokens = {name.removesuffix("_tokens"): count for name, count in self._tokens.items()}
         yield _counter("tokens", "Tokens of ended runs; cached and reasoning are parts.", "kind", tokens)
         yield CounterMetricFamily(f"{PREFIX}_model_calls", "Model calls of ended runs.", value=self._model_calls)

@@ -7,6 +7,7 @@ result = await desk.call("dispatch_subagent", agent_type="helper", task="Work.")
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from app.agent.delegation import Delegation, delegation_tools
 from app.agent.filters import InputFilters
 from app.agent.handoff import Handoffs
 from app.agent.messages import Message, Role, ToolCall
+from app.agent.notices import Notices
 from app.agent.orders import Delegator, Pacing
 from app.agent.policy import HandoffPolicy
 from app.agent.runs import (
@@ -91,6 +93,7 @@ class Runs:
 
     def __init__(self, *outcomes: RunOutcome | None) -> None:
         self.requests: list[RunRequest] = []
+        self.above: dict[str, tuple[str, ...]] = {}  # of a run: those above it, from the root
         self._outcomes = outcomes
         self._ended = asyncio.Event()
 
@@ -108,12 +111,33 @@ class Runs:
         """Nobody is asked."""
 
     def lineage(self, run: Run) -> tuple[str, ...]:
-        """Nobody is looked up."""
-        return ()
+        """What a test says."""
+        return self.above.get(run.id, ())
 
-    def seat(self, tenant: str, memory_id: str, parent: Run | None) -> "FreeSeat":
+    def seat(
+        self, tenant: str, memory_id: str, parent: Run | None, *, alone: bool = False, again: bool = False
+    ) -> "FreeSeat":
         """A place that nobody has to wait for."""
         return FreeSeat(memory_id)
+
+    def keep(self, session: Session) -> AbstractContextManager[None]:
+        """It is kept anyway."""
+        return nullcontext()
+
+    def is_open(self, run_id: str) -> bool:
+        """Whoever delegates is there."""
+        return True
+
+    def heir(self, run_id: str) -> str | None:
+        """Every run answers for itself."""
+        return run_id
+
+    def open_tasks(self, run: Run) -> Sequence[str]:
+        """Nobody asks."""
+        return ()
+
+    async def reap(self, run: Run) -> None:
+        """Nobody fails."""
 
     async def wait(self, run_id: str) -> RunOutcome:
         """The outcome, at once or when the run is cancelled."""
@@ -137,17 +161,22 @@ class Notes:
     def __init__(self) -> None:
         self.payloads: list[tuple[str, Mapping[str, Any]]] = []
         self.rows: dict[str, Mapping[str, Any]] = {}
+        self.background: set[str] = set()
         self._started: asyncio.Queue[str] = asyncio.Queue()
 
     def record(self, scope: Any, kind: Any, payload: Any, *, step: int | None = None, also: Any = ()) -> Any:
         """Keep a fact."""
         self.payloads.append((kind.name, payload))
         if kind.name == "handoff.start":
+            if payload["background"]:
+                self.background.add(payload["handoff_id"])
             self._started.put_nowait(payload["handoff_id"])
         if kind.name == "handoff.end":
             wanted = {"name": payload["name"], "status": payload["status"], "output": payload["output"]}
             row = {"session_id": SESSION.id, "agent": payload["subagent"], "error": payload.get("error"), **wanted}
-            self.rows[payload["handoff_id"]] = row
+            background = payload["handoff_id"] in self.background
+            row |= {"id": payload["handoff_id"], "background": background, "run_ids": payload["run_ids"]}
+            self.rows[payload["handoff_id"]] = row | {"session_scope": None}
 
     def emit(self, run: Any, kind: Any, step: int, text: str, call_id: str | None = None) -> None:
         """Nobody watches."""
@@ -158,9 +187,18 @@ class Notes:
     async def room(self) -> None:
         """There is."""
 
-    async def lookup(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
+    async def handoff(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:
         """The row of a handoff that has ended."""
         return self.rows.get(handoff_id)
+
+    async def handoffs(self, tenant: str, session_id: str) -> Sequence[Mapping[str, Any]]:
+        """All rows."""
+        return list(self.rows.values())
+
+    async def handoff_runs(self, tenant: str, handoff_id: str) -> Sequence[Mapping[str, Any]]:
+        """The runs of one."""
+        row = self.rows[handoff_id]
+        return [{"id": run, "agent": row["agent"], "memory_id": f"mem_of_{handoff_id}"} for run in row["run_ids"]]
 
     async def started(self) -> str:
         """Wait for the next handoff; its id."""
@@ -186,7 +224,10 @@ class Desk:
         self.runs, self.notes, self.limit = Runs(*outcomes), Notes(), limit
         masker = ValueMasker(secrets)
         filters = InputFilters(masker, _nothing)
-        self.handoffs = Handoffs(self.runs, self.notes, filters, lookup=self.notes.lookup, pacing=Pacing(backoff_ms=0))
+        self.handoffs = Handoffs(
+            self.runs, self.notes, filters, records=self.notes, notices=Notices(self.notes, self.runs.heir),
+            masker=masker, pacing=Pacing(backoff_ms=0),
+        )  # fmt: skip
         self.parts = SurfaceParts(
             handoffs=self.handoffs, masker=masker, limit=OutputLimit(max_chars=limit, head_chars=10, tail_chars=5)
         )

@@ -14,22 +14,24 @@ from app.agent.texts import DEFAULT
 from app.agent.tokens import likely_tokens, sent_tokens
 from app.agent.tools import ToolContext
 from tests.agent.probes import Probe
-from tests.plan import call
+from tests.plan import NOTICE, behind, call
 from tests.strict import history_problem
 
 FACT = "FACT-7391"
+HELD = "Wait for the gate."
 FILLER = "The survey of the northern field goes on and nothing of note is found there today. "
 
 
 @dataclass
 class Plan:
     """`steps` with `calls` in each turn; `summary`: good, empty, broken, long; `most`: tokens over which a request is
-    refused; `said`: an answer for a task that asks for no work."""
+    refused; `behind`: whether the first turn begins a task in the background as well, which waits for its gate."""
 
     steps: int = 10
     calls: int = 1
     summary: str = "good"
     most: int | None = None
+    behind: bool = False
 
 
 PLAN = Plan()
@@ -81,14 +83,17 @@ def reply(request: ChatRequest) -> dict[str, Any]:
 def _turn(request: ChatRequest) -> dict[str, Any]:
     text = "\n".join(message.content for message in request.messages)
     last = request.messages[-1]
-    if last.role is Role.USER and "work" not in last.content:
+    if request.messages[1].content == HELD:
+        return {"text": "held"} if last.role is Role.TOOL else {"calls": [call("hold", key="a")]}
+    if last.role is Role.USER and "work" not in last.content and not last.content.startswith(NOTICE):
         return {"text": f"noted: {last.content[:40]}"}
     found = [int(n) for m in request.messages if m.role is Role.TOOL for n in re.findall(r"^step (\d+):", m.content)]
     done = max(found, default=0)
     if done >= PLAN.steps or not request.tools:
         return {"text": f"finished, I know {FACT if FACT in text else 'nothing'}"}
     numbers = range(done + 1, min(PLAN.steps, done + PLAN.calls) + 1)
-    return {"text": f"I do step {done + 1}.", "calls": [call("work", n=number) for number in numbers]}
+    begun = [behind(HELD)] if PLAN.behind and not done else []
+    return {"text": f"I do step {done + 1}.", "calls": [*begun, *(call("work", n=number) for number in numbers)]}
 
 
 def _summary(request: ChatRequest) -> dict[str, Any]:

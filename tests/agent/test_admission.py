@@ -1,7 +1,9 @@
-"""Places: given in the order of asking, never more than there are, none lost, whenever somebody is cancelled."""
+"""Places: given in turn, never more than there are, none lost, whenever somebody is cancelled."""
 
 import asyncio
 import random
+from collections import deque
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -120,71 +122,246 @@ async def test_without_queues_there_is_nothing_to_wait_for() -> None:
     assert Places((Slots(1),))
 
 
-class Crowd:
-    """Runs in a tree of limits that nest, pause and are cancelled; counts who is at work under each limit."""
+# ── between keys ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def __init__(self, seed: int, limits: list[int]) -> None:
+
+async def queued(slots: Slots, served: list[str], key: str, name: str, *, back: bool = False) -> asyncio.Task[None]:
+    """Somebody who waits, and is written down when he is served."""
+
+    async def come() -> None:
+        await slots.acquire(key, back=back)
+        served.append(name)
+
+    task = asyncio.create_task(come())
+    await asyncio.sleep(0)
+    return task
+
+
+async def drained(slots: Slots, tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Give one place on and on until all are served."""
+    for task in tasks:
+        assert not task.cancelled()
+        slots.release()
+        await asyncio.sleep(0)
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*tasks)
+
+
+async def test_a_crowd_of_one_tenant_delays_another_ones_single_run_by_one_place() -> None:
+    slots, served = Slots(1), list[str]()
+    assert slots.take()
+    crowd = [await queued(slots, served, "big", "big") for _ in range(10_000)]
+    single = [await queued(slots, served, key, key) for key in ("b", "c")]
+    assert (slots.in_use, slots.waiting) == (1, 10_002)
+    await drained(slots, [*crowd, *single])
+    assert served[:4] == ["big", "b", "c", "big"]
+    slots.release()
+    assert (slots.in_use, slots.waiting) == (0, 0)
+
+
+async def test_who_was_at_work_before_comes_before_those_of_its_key_who_were_not_in_the_order_of_asking() -> None:
+    slots, served = Slots(1), list[str]()
+    assert slots.take()
+    tasks = [await queued(slots, served, "a", f"a{number}") for number in range(2)]
+    tasks += [await queued(slots, served, "b", "b0")]
+    tasks += [await queued(slots, served, "a", f"back{number}", back=True) for number in range(2)]
+    await drained(slots, tasks)
+    assert served == ["back0", "b0", "back1", "a0", "a1"]
+
+
+async def test_a_key_all_of_whose_waiters_are_cancelled_takes_no_turn() -> None:
+    slots, served = Slots(1), list[str]()
+    assert slots.take()
+    gone = [await queued(slots, served, "a", "gone") for _ in range(3)]
+    stays = await queued(slots, served, "b", "b")
+    for task in gone:
+        task.cancel()
+    slots.release()  # before they have noticed
+    await turns()
+    assert (served, stays.done(), slots.waiting, slots.in_use) == (["b"], True, 0, 1)
+
+
+class Office:
+    """Slots, and a plain model of who is to be served next: keys in turn, within one the order of asking."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.limit = self.chance.randrange(1, 4)
+        self.slots = Slots(self.limit)
+        self.held: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.lines: dict[str, tuple[deque[str], deque[str]]] = {}  # in the order of their turns
+        self.served: list[str] = []
+        self.expected: list[str] = []
+
+    async def _come(self, number: int) -> None:
+        key, back = self.chance.choice("abc"), self.chance.random() < 0.3
+        name = f"{key}{number}"
+        if len(self.held) < self.limit:
+            self.expected.append(name)
+            self.held.append(name)
+        else:
+            lines = self.lines.setdefault(key, (deque(), deque()))
+            lines[not back].append(name)
+        self.tasks[name] = await queued(self.slots, self.served, key, name, back=back)
+
+    def _release(self) -> None:
+        self.held.pop(self.chance.randrange(len(self.held)))
+        self.slots.release()
+        if self.lines:
+            key, lines = next(iter(self.lines.items()))
+            name = (lines[0] or lines[1]).popleft()
+            self.expected.append(name)
+            self.held.append(name)
+            del self.lines[key]
+            if lines[0] or lines[1]:
+                self.lines[key] = lines
+
+    async def _cancel(self) -> None:
+        key = self.chance.choice(list(self.lines))
+        line = self.chance.choice([line for line in self.lines[key] if line])
+        name = self.chance.choice(line)
+        line.remove(name)
+        if not any(self.lines[key]):
+            del self.lines[key]
+        self.tasks[name].cancel()
+        if self.chance.random() < 0.5:
+            await turns(1)  # else what comes next comes before it is noticed
+
+    async def schedule(self, moves: int) -> None:
+        """So many things that happen, in any order; then all go home."""
+        for number in range(moves):
+            what = self.chance.random()
+            if what < 0.5:
+                await self._come(number)
+            elif what < 0.8 and self.held:
+                self._release()
+                await turns(self.chance.randrange(2))
+            elif self.lines:
+                await self._cancel()
+        await turns(2)
+        assert self.slots.in_use == len(self.held)
+        assert self.slots.waiting == sum(len(line) for lines in self.lines.values() for line in lines)
+        while self.held:
+            self._release()
+            await turns(1)
+        assert sorted(self.served) == sorted(self.expected)
+        assert (self.slots.in_use, self.slots.waiting, self.slots._queues) == (0, 0, {})
+
+
+async def test_no_place_is_lost_and_keys_take_turns_over_ten_thousand_schedules() -> None:
+    for seed in range(10_000):
+        office = Office(seed)
+        async with asyncio.timeout(WAIT_S):
+            await office.schedule(14)
+        assert office.served == office.expected, f"seed {seed}"
+
+
+# ── trees ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Crowd:
+    """Runs in a tree of limits that nest, wait for children and are cancelled, those of two keys; counts who is at work
+    under each limit. `asks`: how often a call waits for a person before it works."""
+
+    def __init__(self, seed: int, limits: list[int], asks: float) -> None:
         self.chance = random.Random(seed)
         self.levels = [Slots(limit) for limit in limits]
         self.limits = limits
+        self.asks = asks
         self.at_work = [0] * len(limits)
+        self.working: dict[int, int] = {}  # calls of each run that work
         self.too_many: list[str] = []
         self.done = 0
 
-    async def _work(self, depth: int) -> None:
-        for level in range(depth):
-            self.at_work[level] += 1
-            if self.at_work[level] > self.limits[level]:
-                self.too_many.append(f"{self.at_work[level]} under limit {self.limits[level]} of level {level}")
-        try:
-            await turns(self.chance.randrange(4))
-        finally:
-            for level in range(depth):
-                self.at_work[level] -= 1
-
     async def run(self, depth: int, fan: int) -> None:
-        """A run under the first `depth` limits, that starts `fan` below it, waits for them and goes on."""
-        places = Places(self.levels[:depth])
+        """A run under the first `depth` limits that works, starts `fan` below it, waits for them and works again."""
+        places = Places(self.levels[:depth], self.chance.choice("ab"))
         try:
             await places.take()
-            await self._work(depth)
+            await self._group(places, depth)
+            if self.chance.random() < self.asks:
+                async with places.away():  # for another try of a model call
+                    await turns(self.chance.randrange(4))
             if depth < len(self.levels):
-                places.give()
-                await asyncio.gather(*(self.run(depth + 1, fan) for _ in range(fan)))
-                await places.take()
-                await self._work(depth)
+                async with places.calls(1, apart=True):
+                    if self.chance.random() < self.asks:
+                        async with places.away():  # may it delegate at all?
+                            await turns(self.chance.randrange(4))
+                    await asyncio.gather(*(self.run(depth + 1, fan) for _ in range(fan)))
+                    places.ended()
+                await self._group(places, depth)
             self.done += 1
         finally:
             places.give()
 
+    async def _group(self, places: Places, depth: int) -> None:
+        count = self.chance.randrange(1, 4)
+        async with places.calls(count, apart=False):
+            tasks = [asyncio.create_task(self._call(places, depth)) for _ in range(count)]
+            try:
+                await asyncio.gather(*tasks)
+            except asyncio.CancelledError:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                raise
 
-@given(seed=st.integers(0, 2**32), limits=st.lists(st.integers(1, 3), min_size=1, max_size=3), fan=st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+    async def _call(self, places: Places, depth: int) -> None:
+        began = False
+        try:
+            if self.chance.random() < self.asks:
+                async with places.away():
+                    await turns(self.chance.randrange(9))
+            began = True
+            self._works(places, depth, 1)
+            await turns(self.chance.randrange(4))
+        finally:
+            if began:
+                self._works(places, depth, -1)
+            places.ended()
+
+    def _works(self, places: Places, depth: int, more: int) -> None:
+        before = self.working.get(id(places), 0)
+        self.working[id(places)] = before + more
+        if not before or not before + more:  # the run begins or ceases to work
+            for level in range(depth):
+                self.at_work[level] += more
+                if self.at_work[level] > self.limits[level]:
+                    self.too_many.append(f"{self.at_work[level]} under limit {self.limits[level]} of level {level}")
+
+
+SEEDS, LIMITS = st.integers(0, 2**32), st.lists(st.integers(1, 3), min_size=1, max_size=3)
+ASKS = st.sampled_from([0.0, 0.7])
+
+
+@given(seed=SEEDS, limits=LIMITS, asks=ASKS, fan=st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
 async def test_nested_runs_never_exceed_a_limit_and_all_get_to_their_end(
-    seed: int, limits: list[int], fan: int
+    seed: int, limits: list[int], asks: float, fan: int
 ) -> None:
-    crowd = Crowd(seed, limits)
+    crowd = Crowd(seed, limits, asks)
     async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*(crowd.run(1, fan) for _ in range(fan)))
     assert crowd.too_many == []
     assert crowd.done == sum(fan ** (level + 1) for level in range(len(limits)))
-    assert [await free(slots) for slots in crowd.levels] == limits
+    assert [(slots.in_use, slots.waiting) for slots in crowd.levels] == [(0, 0)] * len(limits)
 
 
-@given(seed=st.integers(0, 2**32), limits=st.lists(st.integers(1, 3), min_size=1, max_size=3))
-@settings(max_examples=100, deadline=None)
-async def test_no_place_is_lost_by_cancellations_at_any_moment(seed: int, limits: list[int]) -> None:
-    crowd = Crowd(seed, limits)
+@given(seed=SEEDS, limits=LIMITS, asks=ASKS)
+@settings(max_examples=150, deadline=None)
+async def test_no_place_is_lost_by_cancellations_at_any_moment(seed: int, limits: list[int], asks: float) -> None:
+    crowd = Crowd(seed, limits, asks)
     tasks = [asyncio.create_task(crowd.run(1, 2)) for _ in range(5)]
     for task in crowd.chance.sample(tasks, 3):
-        await turns(crowd.chance.randrange(8))
+        await turns(crowd.chance.randrange(16))
         task.cancel()
     async with asyncio.timeout(WAIT_S):
         await asyncio.gather(*tasks, return_exceptions=True)
         await turns()
     assert crowd.too_many == []
     assert crowd.done >= sum(not task.cancelled() for task in tasks), "who was not cancelled got to the end"
-    assert [(await free(slots), slots.waiting) for slots in crowd.levels] == [(limit, 0) for limit in limits]
+    assert [(slots.in_use, slots.waiting) for slots in crowd.levels] == [(0, 0)] * len(limits)
 
 
 # ── questions to persons ────────────────────────────────────────────────────────────────────────────────────────────
@@ -261,95 +438,31 @@ async def test_a_question_that_is_cancelled_needs_no_place_and_one_that_waits_fo
     assert await free(slots) == 1
 
 
-class Asking(Crowd):
-    """Runs whose calls ask persons, side by side, before and after they start others."""
+async def test_a_run_that_waits_between_its_calls_has_its_place_again_when_it_goes_on() -> None:
+    slots = Slots(1)
+    places, other = Places((slots,)), Places((slots,))
+    await places.take()
+    over = asyncio.Event()
 
-    async def _call(self, places: Places, depth: int) -> None:
-        try:
-            if self.chance.random() < 0.7:
-                async with places.away():
-                    await turns(self.chance.randrange(9))
-            self.calls[id(places)] = self.calls.get(id(places), 0) + 1
-            if self.calls[id(places)] == 1:
-                await self._begin(depth)
-            await turns(self.chance.randrange(4))
-        finally:
-            self._over(places, depth)
-            places.ended()
+    async def resting() -> None:
+        async with places.away():
+            await over.wait()
 
-    async def _begin(self, depth: int) -> None:
-        for level in range(depth):
-            self.at_work[level] += 1
-            if self.at_work[level] > self.limits[level]:
-                self.too_many.append(f"{self.at_work[level]} under limit {self.limits[level]} of level {level}")
-
-    def _over(self, places: Places, depth: int) -> None:
-        left = self.calls.get(id(places), 0)
-        if not left:
-            return  # it was cancelled before it went on
-        self.calls[id(places)] = left - 1
-        if left == 1:
-            for level in range(depth):
-                self.at_work[level] -= 1
-
-    async def run(self, depth: int, fan: int) -> None:
-        """A run that takes its places, asks in several calls, starts `fan` runs below it, and asks again."""
-        places = Places(self.levels[:depth])
-        try:
-            await places.take()
-            await self._group(places, depth)
-            if depth < len(self.levels):
-                async with places.calls(1, apart=True):
-                    async with places.away():  # may it delegate at all?
-                        await turns(self.chance.randrange(4))
-                    await asyncio.gather(*(self.run(depth + 1, fan) for _ in range(fan)))
-                    places.ended()
-                await self._group(places, depth)
-            self.done += 1
-        finally:
-            places.give()
-
-    async def _group(self, places: Places, depth: int) -> None:
-        count = self.chance.randrange(1, 4)
-        async with places.calls(count, apart=False):
-            tasks = [asyncio.create_task(self._call(places, depth)) for _ in range(count)]
-            try:
-                await asyncio.gather(*tasks)
-            except asyncio.CancelledError:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                raise
-
-    def __init__(self, seed: int, limits: list[int]) -> None:
-        super().__init__(seed, limits)
-        self.calls: dict[int, int] = {}  # of each run: that work
-
-
-@given(seed=st.integers(0, 2**32), limits=st.lists(st.integers(1, 3), min_size=1, max_size=3), fan=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
-async def test_runs_that_ask_persons_at_every_depth_never_exceed_a_limit_and_all_get_to_their_end(
-    seed: int, limits: list[int], fan: int
-) -> None:
-    crowd = Asking(seed, limits)
+    rest = await waiting(resting())
     async with asyncio.timeout(WAIT_S):
-        await asyncio.gather(*(crowd.run(1, fan) for _ in range(fan)))
-    assert crowd.too_many == []
-    assert crowd.done == sum(fan ** (level + 1) for level in range(len(limits)))
-    assert [await free(slots) for slots in crowd.levels] == limits
-
-
-@given(seed=st.integers(0, 2**32), limits=st.lists(st.integers(1, 3), min_size=1, max_size=3))
-@settings(max_examples=100, deadline=None)
-async def test_no_place_is_lost_by_cancellations_while_persons_are_asked(seed: int, limits: list[int]) -> None:
-    crowd = Asking(seed, limits)
-    tasks = [asyncio.create_task(crowd.run(1, 2)) for _ in range(5)]
-    for task in crowd.chance.sample(tasks, 3):
-        await turns(crowd.chance.randrange(16))
-        task.cancel()
+        await other.take()
+    over.set()
+    await turns()
+    assert not rest.done(), "another works"
+    other.give()
     async with asyncio.timeout(WAIT_S):
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await turns()
-    assert crowd.too_many == []
-    assert crowd.done >= sum(not task.cancelled() for task in tasks), "who was not cancelled got to the end"
-    assert [(await free(slots), slots.waiting) for slots in crowd.levels] == [(limit, 0) for limit in limits]
+        await rest
+    assert slots.in_use == 1
+    with pytest.raises(TimeoutError):
+        async with places.calls(1, apart=True):
+            raise TimeoutError  # a deadline: no call of the group goes on
+    await places.take()
+    async with places.away():
+        assert slots.in_use == 0
+    assert slots.in_use == 1
+    places.give()

@@ -48,6 +48,35 @@ async def test_without_a_budget_a_call_is_bounded_by_what_the_agent_is_to_say() 
     assert await meter(limited(model_calls=1), wanted=77).before(ASKED, ()) == 77
 
 
+@pytest.mark.spec("9.8")
+@pytest.mark.parametrize("last", [False, True])
+async def test_a_call_that_is_put_off_leaves_its_room_to_others_but_a_root_still_has_its_last_answer(
+    last: bool,
+) -> None:
+    budget = limited(model_calls=2)
+    root, child = meter(budget, root=True), meter(budget)
+    await root.before(ASKED, (), last=last)
+    root.put_off()
+    root.put_off()  # a second time changes nothing
+    assert budget.left("model_calls") == 1, "what it keeps back"
+    await asked(child)
+    with pytest.raises(BudgetSpent):
+        await child.before(ASKED, ())
+    await asked(root, last=True)
+    assert budget.used.model_calls == 2
+
+
+async def test_a_call_of_a_child_that_is_put_off_keeps_nothing() -> None:
+    budget = limited(model_calls=1)
+    first, second = meter(budget), meter(budget)
+    await first.before(ASKED, ())
+    first.put_off()
+    await asked(second)
+    with pytest.raises(BudgetSpent):
+        await first.before(ASKED, ())
+    meter(None).put_off()
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 9])
 async def test_a_root_keeps_its_last_call_back_and_a_child_does_not(limit: int) -> None:
     budget = limited(model_calls=limit)

@@ -1,4 +1,5 @@
-"""Who holds a place under `max_concurrent`: whoever works, and nobody who waits for children or for a person."""
+"""Who holds a place under `max_concurrent` and the limits of session and process: whoever works, and nobody who waits
+for children, for a person or for another try."""
 
 import asyncio
 import random
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.agent.approvals import Answer, AnswerKind
+from app.agent.patience import ModelGates, Patience
 from app.agent.tools import ToolContext
 from tests.agent.guarded import COMMAND, commands, give, questions, ruled
 from tests.agent.probes import Probe, Stage
@@ -206,3 +208,116 @@ async def test_trees_whose_runs_ask_side_by_side_at_every_depth_stay_under_the_l
             finally:
                 person.cancel()
         assert at_work.most == limit
+
+
+# ── another try ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+BUSY = {"code": "model_overloaded", "message": "too many people", "retryable": True}
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.spec("9.8", "5.8")
+async def test_a_run_that_waits_for_another_try_leaves_its_places_to_others_and_ends_when_it_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    hours = Patience(retries=4, backoff_ms=HOUR_MS, max_backoff_ms=HOUR_MS)
+    async with world(tmp_path, patience=hours, concurrent_runs=1) as w:
+        busy = await w.run(task({"calls": [ask(task({"error": BUSY})), ask(task("leaf"))]}, "end"))
+        waits = await w.until(busy.session_id, "run.waiting", where=lambda e: e["data"]["reason"] == "retry")
+        assert (await w.finished(await w.run(task("another"))))["output"] == "another"
+        (trying,) = await w.rows("runs", id=waits["run_id"])
+        assert (trying["status"], trying["wait_reason"], w.supervisor.slots.in_use) == ("waiting", "retry", 0)
+        await w.sessions.cancel(w.tenant, busy.id)
+        assert (await w.row(busy))["status"] == "cancelled"
+
+
+@pytest.mark.spec("9.8", "5.8")
+async def test_a_run_goes_on_with_its_next_try_when_it_has_its_place_again(tmp_path: Path) -> None:
+    stage = Stage()
+    async with world(tmp_path, tools=stage.tools, patience=Patience(backoff_ms=1), concurrent_runs=1) as w:
+        first = {"calls": [call("hold", key="mine")]}
+        gone = await w.run(task(first, {"error": BUSY, "times": 1, "text": "at last"}))
+        await stage.reached("+mine")
+        other = await w.run(task({"calls": [call("hold", key="other")]}, "other"))
+        stage.open("mine")
+        await stage.reached("+other")
+        await w.until(gone.session_id, "step.retried")
+        assert (await w.row(gone))["status"] == "waiting", "the other one has the place"
+        stage.open("other")
+        assert [(await w.finished(run))["output"] for run in (gone, other)] == ["at last", "other"]
+        kinds = [e["type"] for e in await w.events(gone.session_id, "step.retried", "run.waiting", "run.resumed")]
+        assert kinds == ["step.retried", "run.waiting", "run.resumed"]
+
+
+@pytest.mark.spec("9.8", "5.8", "4.8")
+async def test_who_waits_at_the_gate_of_a_model_reserves_nothing_that_who_has_its_place_would_wait_for(
+    tmp_path: Path,
+) -> None:
+    """Each child wants all the tokens that there are, so the second one waits for what the first one gives back."""
+    gates = ModelGates()
+
+    async def shut(_arguments: Mapping[str, Any], _context: ToolContext) -> str:
+        gates.close("scripted:plan", 50)
+        return "shut"
+
+    async with world(tmp_path, tools=[Probe("shut", shut)], gates=gates) as w:
+        agents = [w.node(), w.node("greedy", max_tokens=1_000_000)]
+        calls = [call("shut"), *(ask(task("leaf"), "greedy") for _ in range(3))]
+        run = await w.run(task({"calls": calls}, "end"), agents=agents, budget={"max_concurrent": 1, "tokens": 50_000})
+        assert (await w.finished(run))["output"] == "end"
+        assert [r["output"] for r in await w.rows("runs", session_id=run.session_id, depth=1)] == ["leaf"] * 3
+
+
+# ── the limits of the service ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.spec("9.8")
+async def test_children_of_one_session_share_its_limit_at_every_depth_and_those_of_another_have_their_own(
+    tmp_path: Path,
+) -> None:
+    stage = Stage()
+    holding = [task({"calls": [call("hold", key=key)]}, key) for key in "abc"]
+    async with world(tmp_path, tools=stage.tools, concurrent_children=1) as w:
+        middle = task({"calls": [ask(child) for child in holding[:2]]}, "middle")
+        one = await w.run(task({"calls": [ask(middle)]}, "one"))
+        await stage.reached("+a")
+        other = await w.run(task({"calls": [ask(holding[2])]}, "other"))
+        await stage.reached("+c")
+        assert ("+b" in stage.diary, w.supervisor.queued, w.supervisor.slots.in_use) == (False, 1, 2)
+        stage.open("a", "b", "c")
+        assert [(await w.finished(run))["output"] for run in (one, other)] == ["one", "other"]
+        assert await most_at_work(w, one.session_id) == 1
+
+
+@pytest.mark.spec("9.8", "5.7")
+@pytest.mark.parametrize("limits", [{"concurrent_runs": 1}, {"concurrent_children": 1}], ids=["runs", "children"])
+async def test_a_tree_with_queued_children_is_cancelled_at_once_and_no_place_is_lost(
+    tmp_path: Path, limits: dict[str, int]
+) -> None:
+    stage = Stage()
+    children = [ask(task({"calls": [call("hold", key=f"{at}")]}, "x")) for at in range(3)]
+    async with world(tmp_path, tools=stage.tools, **limits) as w:
+        session = await w.session()
+        run = await w.turn(session, task({"calls": children}, "end"))
+        await stage.reached("+0")
+        await w.sessions.cancel(w.tenant, run.id)
+        rows = await w.rows("runs", session_id=session)
+        assert [(r["status"], r["started_at"] is None) for r in sorted(rows, key=lambda r: int(r["ordinal"]))] == [
+            ("cancelled", False), ("cancelled", False), ("cancelled", True), ("cancelled", True),
+        ]  # fmt: skip
+        again = await w.finished(await w.turn(session, task({"calls": [ask(task("leaf"))]}, "again")))
+        assert again["output"] == "again"
+
+
+@pytest.mark.spec("9.8", "4.4")
+async def test_the_clocks_of_a_run_begin_when_it_has_its_place(tmp_path: Path) -> None:
+    stage = Stage()
+    async with world(tmp_path, tools=stage.tools, concurrent_runs=1) as w:
+        first = await w.run(task({"calls": [call("hold", key="first")]}, "first"))
+        await stage.reached("+first")
+        second = await w.run(task("second"), limits={"deadline_ms": 1000})
+        assert (await w.row(second, 1.1))["status"] == "queued", "it is asked for longer than its deadline"
+        stage.open("first")
+        row = await w.finished(second)
+        assert (row["output"], row["stop_reason"]) == ("second", "answer")
+        assert (await w.finished(first))["output"] == "first"

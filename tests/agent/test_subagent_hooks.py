@@ -11,6 +11,7 @@ import pytest
 from app.agent.hooks import FunctionHook, HookCall, HookPoint, HookRegistry, OnFailure, Verdict
 from app.agent.subagent_hooks import RESULT_HEAD, SENT_BACK
 from app.agent.texts import DEFAULT
+from app.sessions.follow_ups import FollowUps
 from tests.agent.probes import PATH, Probe, Stage, echo, raising
 from tests.plan import CANCEL, ask, call, task
 from tests.world import WAIT_S, World, agent, world
@@ -207,6 +208,30 @@ agents:
         assert (child["status"], child["output"], child["steps"]) == ("completed", "found", 3)
         assert [told.result for told in diary.told] == ["no idea", "found"]
         assert len(look.arguments) == 1
+
+
+@pytest.mark.spec("6.4")
+@pytest.mark.parametrize(("max_steps", "answers"), [(9, ["first", "echo: and this?"]), (1, ["first"])])
+async def test_what_a_subagent_is_told_while_its_answer_is_judged_it_reads_before_it_ends_if_it_has_a_step_left(
+    tmp_path: Path, max_steps: int, answers: list[str]
+) -> None:
+    judged: list[str] = []
+
+    async def tell(told: HookCall) -> None:
+        judged.append(told.result or "")
+        if len(judged) == 1:
+            parts = {"sessions": w.sessions, "delegations": w.delegations, "supervisor": w.supervisor}
+            await FollowUps(**parts, journal=w.journal).tell(w.tenant, told.run_id, "and this?")
+
+    async with world(tmp_path, hooks=hooks(("critic", STOP, tell))) as w:
+        agents = [w.node(), agent("worker", max_steps=max_steps)]
+        row = await w.finished(await w.run(lead(task("first"), agent="worker"), agents=agents))
+        child = await child_of(w, row["session_id"])
+        assert (child["status"], child["output"], child["steps"]) == ("completed", answers[-1], len(answers))
+        assert judged == answers, "each answer is judged"
+        assert [text for role, text in await said(w, child["id"]) if role == "assistant"] == answers
+        (told,) = await w.rows("notices", session_id=row["session_id"])
+        assert told["status"] != "pending", "it is in the memory in any case"
 
 
 @pytest.mark.spec("6.4", "5.5")

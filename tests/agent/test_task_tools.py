@@ -151,14 +151,49 @@ async def test_an_unknown_agent_is_an_error_text_with_the_valid_names_and_starts
     assert len(tools.runs.requests) == 4
 
 
-@pytest.mark.spec("3.2")
-@pytest.mark.parametrize("more", [{"run_in_background": True}, {"resume": "ho_1"}])
-async def test_what_this_version_cannot_do_is_said_and_nothing_is_started(more: dict[str, Any]) -> None:
+@pytest.mark.spec("3.2", "9.1")
+@pytest.mark.seed("002", 78, 80)
+@pytest.mark.parametrize("texts", [ENGLISH, CHINESE], ids=["en", "zh"])
+async def test_in_the_background_the_answer_is_the_id_of_the_task_how_to_look_at_it_and_that_a_notice_comes(
+    texts: Texts,
+) -> None:
+    tools = desk(None, session=replace(SESSION, texts=texts))
+    result = await tools.call("execute_task", **ORDER, run_in_background=True)
+    task_id = await tools.notes.started()
+    first, second, third = result.content.split("\n")
+    assert first == f"task_id: {task_id}"
+    assert "get_task_output" in second
+    assert ("notice" if texts is ENGLISH else "通知") in third
+    assert not result.is_error
+    looked = await tools.call("get_task_output", task_id=task_id, block=False)
+    assert "Status: Running" in looked.content
+    both = await asyncio.gather(*(tools.call("cancel_task", task_id=task_id) for _ in range(2)))
+    assert all(each.content.startswith(f"Task ID: {task_id}\nStatus: Cancelled") for each in both)
+    assert [kind for kind, _ in tools.notes.payloads] == ["handoff.start", "handoff.end", "notice"]
+    assert (await tools.call("list_tasks")).content == f"- {task_id} helper (sub_00000000): Cancelled"
+
+
+@pytest.mark.spec("9.1")
+@pytest.mark.parametrize(("own", "wanted"), [(True, None), (True, False), (False, True), (False, None)])
+async def test_a_definition_says_where_its_tasks_run_unless_the_call_does(own: bool, wanted: bool | None) -> None:
+    tools = desk(done("x"), agents=[agent(background=own)])
+    result = await tools.call("execute_task", **ORDER, run_in_background=wanted)
+    behind = own if wanted is None else wanted
+    assert result.content.startswith("task_id: ") == behind
+    assert (result.content == "x") == (not behind)
+
+
+@pytest.mark.spec("3.2", "9.4")
+@pytest.mark.seed("002", 77, 92)
+@pytest.mark.case("B084")
+@pytest.mark.parametrize(("wanted", "said"), [("ho_1", "there is no task 'ho_1' in this session"), (" ", "is empty")])
+async def test_what_names_no_task_is_not_resumed_and_nothing_is_started(wanted: str, said: str) -> None:
     tools = desk(done("x"))
-    result = await tools.call("execute_task", **ORDER, **more)
+    result = await tools.call("execute_task", **ORDER, resume=wanted)
     assert result.is_error
     assert result.content.startswith("Error: ")
-    assert "not available in this version; nothing was started" in result.content
+    assert said in result.content
+    assert result.content.endswith("; nothing was started.")
     assert tools.notes.payloads == []
 
 

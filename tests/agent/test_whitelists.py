@@ -185,13 +185,14 @@ async def test_a_tool_that_is_hidden_at_the_limit_of_depth_is_not_asked_for(tmp_
 @pytest.mark.spec("3.2")
 async def test_nobody_waits_for_a_task_that_it_works_on_nor_for_one_above_it() -> None:
     desk = Desk(None, surface=SurfaceKind.TASK, policy=HandoffPolicy(max_depth=3))
-    child = replace(PARENT, id="run_child", parent_id=PARENT.id, depth=1, handoff_id="")
+    child = replace(PARENT, id="run_1", parent_id=PARENT.id, depth=1, handoff_id="")
     order: dict[str, Any] = {"name": "helper", "description": "look at things", "prompt": "Work."}
     above = asyncio.create_task(desk.call("execute_task", **order))
     child = replace(child, handoff_id=await desk.notes.started())
     below = HandoffOrder(tool="execute_task", surface="task", definition=agent(), task="Work.")
     under_way = asyncio.create_task(desk.handoffs.delegate(replace(desk.by, run=child), below))
-    grandchild = replace(PARENT, id="run_grandchild", depth=2, handoff_id=await desk.notes.started())
+    grandchild = replace(PARENT, id="run_2", depth=2, handoff_id=await desk.notes.started())
+    desk.runs.above = {"run_1": (PARENT.id,), "run_2": (PARENT.id, "run_1")}
 
     async def output(asking: Any, task_id: str | None) -> ToolResult:
         context = ToolContext(

@@ -80,6 +80,7 @@ async def test_named_hosts_and_origins_are_let_in_and_cors_tells_the_browser(tmp
         assert "POST" in preflight.headers["access-control-allow-methods"]
         assert "Authorization" in preflight.headers["access-control-allow-headers"]
         assert "Last-Event-ID" in preflight.headers["access-control-allow-headers"]
+        assert "Idempotency-Key" in preflight.headers["access-control-allow-headers"]
         assert (await http.options("/v1/runs", headers={"origin": "https://evil.example"})).status_code == 403
 
 

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from tests.cancels.tools import AT_START, AT_STOP
+from tests.plan import NOTICE
 from tests.stubs.openai_stub import (
     Answer,
     OpenAIStub,
@@ -52,11 +53,12 @@ def says(content: str) -> Turn:
 
 def delegation(rng: Random, task: str, agent: str = "node", surface: str | None = None) -> Call:
     """A delegation over one of the surfaces; the default subagent alone is behind `subagent`."""
-    surface = surface or rng.choice(SURFACES if agent == "node" else SURFACES[:3])
+    surface = surface or rng.choice((*(SURFACES if agent == "node" else SURFACES[:3]), "background"))
     if surface == "dispatch":
         return "dispatch_subagent", {"agent_type": agent, "task": task}
-    if surface == "task":
-        return "execute_task", {"name": agent, "description": "a random part of it", "prompt": task}
+    if surface in ("task", "background"):
+        order = {"name": agent, "description": "a random part of it", "prompt": task}
+        return "execute_task", {**order, "run_in_background": surface == "background"}
     if surface == "per_agent":
         return f"subagent_{agent}", {"task": task}
     return "subagent", {"research_prompt": task}
@@ -165,12 +167,16 @@ class Model(OpenAIStub):
 
     def _planned(self, request: Request) -> Answer:
         messages = request.messages
-        at = max(at for at, message in enumerate(messages) if message["role"] == "user")
+        at = max(at for at, message in enumerate(messages) if message["role"] == "user" and not _is_notice(message))
         turns = _turns(str(messages[at]["content"]))
         if turns is None:
             return text("As you say.")
         done = sum(message["role"] == "assistant" for message in messages[at:])
         return _answer_of(turns[min(done, len(turns) - 1)], messages)
+
+
+def _is_notice(message: dict[str, Any]) -> bool:
+    return str(message["content"]).startswith(NOTICE)
 
 
 def _turns(task: str) -> list[Turn] | None:

@@ -222,7 +222,7 @@ class Trial:
             self.problems.append(f"{door}: a run was ended twice: {ended}")
         events = await events_of(self.client, f"{path}/events")
         self.problems += ended_problems(events, ended)
-        if door == "run":
+        if door not in WHOLE:  # beside that run others go on, or tasks whose parent has completed
             await self.client.request("POST", f"{path}/cancel")
 
     async def _afterwards(self, door: str, watcher: Watcher) -> None:

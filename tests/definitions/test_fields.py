@@ -139,13 +139,19 @@ def test_any_other_key_is_metadata_without_a_word() -> None:
     assert parsed.problems == ()
 
 
-@pytest.mark.parametrize("head", ["background: true", "detached: yes"])
-def test_a_key_of_a_later_version_is_named_and_is_no_metadata(head: str) -> None:
-    key = head.partition(":")[0]
+@pytest.mark.spec("9.1", "9.5", "10.1")
+@pytest.mark.parametrize(
+    ("head", "background", "detached"),
+    [("background: true", True, False), ("detached: yes", False, True), ("background: no", False, False)],
+)
+def test_an_agent_may_run_in_the_background_and_outlive_who_started_it(
+    head: str, background: bool, detached: bool
+) -> None:
     parsed = read(NAMED + head)
+    assert parsed.problems == ()
     assert parsed.definition is not None
     assert parsed.definition.metadata == {}
-    assert said(parsed) == [f"agents/file.md:4: warning: {key} is not carried out yet"]
+    assert (parsed.definition.background, parsed.definition.detached) == (background, detached)
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,6 @@ def test_values_that_are_nested_too_deep_are_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "key"),
     [
-        ({"background": True}, "background"),
         ({"permissionMode": "acceptEdits"}, "permissionMode"),
         ({"memory": "project"}, "memory"),
     ],

@@ -50,8 +50,6 @@ NOT_CARRIED_OUT = {
     "condenser: default": "as the settings of compaction say",
     "isolation: worktree": "share its workspace",
     "memory: project": "session_mode: reuse_session",
-    "background: true": "not carried out yet",
-    "detached: true": "not carried out yet",
     "permissionMode: acceptEdits": "grants nothing here",
     "permissionMode: auto": "grants nothing here",
     "permissionMode: bypassPermissions": "grants nothing here",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.client import Client, ServiceError
-from tests.service import WAIT_S, Service, agent, events_of, finished, script, serving
+from tests.service import INTERRUPT, WAIT_S, Service, agent, events_of, finished, script, serving
 
 pytestmark = pytest.mark.spec("4.8")
 PROFILES = """
@@ -152,7 +152,7 @@ async def steps_started(client: Client, session_id: str) -> int:
 
 async def test_calls_that_a_killed_process_did_not_see_the_end_of_are_spent(tmp_path: Path) -> None:
     (tmp_path / "subagentd.toml").write_text(PROFILES)
-    async with serving(tmp_path, env=script(tmp_path, HANGING)) as service:
+    async with serving(tmp_path, env={**script(tmp_path, HANGING), **INTERRUPT}) as service:
         async with service.client() as client, asyncio.timeout(WAIT_S):
             session = (await client.request("POST", "/v1/sessions", {**TREE, "budget": {"model_calls": 6}}))["id"]
             runs = f"/v1/sessions/{session}/runs"

@@ -15,7 +15,7 @@ from app.client import ServiceError
 from tests.flows.levels import Case, Levels, levels
 from tests.flows.levels_model import AGAIN, DEPTHS, Play, call, delegate, said, turns
 from tests.processes import alive, linux, numbers_in, until
-from tests.service import events_of, finished
+from tests.service import INTERRUPT, events_of, finished
 from tests.stubs.openai_stub import Answer, Request, calls, chunk, refusal, sse, text
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.parametrize("depth", DEPTHS)]
@@ -212,7 +212,7 @@ async def test_a_cancel_withdraws_an_open_question_and_a_late_answer_is_told_so(
 async def test_when_the_service_stops_each_start_that_a_hook_was_told_of_gets_its_stop(
     tmp_path: Path, depth: int
 ) -> None:
-    async with levels(tmp_path, {"SUBAGENTD_HTTP__GRACE_S": "0.1"}, hooks=True) as world:
+    async with levels(tmp_path, {"SUBAGENTD_HTTP__GRACE_S": "0.1", **INTERRUPT}, hooks=True) as world:
         case = await world.begin(depth, lambda _request: hanging(*ALPHA), watched=False)
         await world.stub.seen(depth + 1)
         await until(lambda: sum(each["point"] == "OnSubagentStart" for each in world.told) == depth)

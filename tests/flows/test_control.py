@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from app.client import Client, ServiceError
-from tests.service import ROOT, WAIT_S, agent, events_of, finished, received, script, serving
+from tests.service import INTERRUPT, ROOT, WAIT_S, agent, events_of, finished, received, script, serving
 
 pytestmark = pytest.mark.slow
 
@@ -169,7 +169,7 @@ async def test_a_deleted_session_is_unknown_and_its_data_is_gone_but_the_chain_s
 
 @pytest.mark.spec("11.3")
 async def test_sigterm_ends_streams_cleanly_interrupts_runs_and_exits_with_0(tmp_path: Path) -> None:
-    env = {**script(tmp_path, SLOW), "SUBAGENTD_HTTP__GRACE_S": "0.2"}
+    env = {**script(tmp_path, SLOW), "SUBAGENTD_HTTP__GRACE_S": "0.2", **INTERRUPT}
     async with serving(tmp_path, env=env) as service, service.client() as client:
         started = await client.request("POST", "/v1/runs", TREE)
         session = f"/v1/sessions/{started['session_id']}"
@@ -200,7 +200,7 @@ async def test_sigterm_ends_streams_cleanly_interrupts_runs_and_exits_with_0(tmp
 
 @pytest.mark.spec("16.1")
 async def test_a_second_signal_does_not_wait_for_the_grace(tmp_path: Path) -> None:
-    env = {**script(tmp_path, SLOW), "SUBAGENTD_HTTP__GRACE_S": "600"}
+    env = {**script(tmp_path, SLOW), "SUBAGENTD_HTTP__GRACE_S": "600", **INTERRUPT}
     async with serving(tmp_path, env=env) as service, service.client() as client:
         started = await client.request("POST", "/v1/runs", TREE)
         path = f"/v1/sessions/{started['session_id']}/events"
@@ -290,6 +290,7 @@ agents:
         **script(tmp_path, play),
         "SUBAGENTD_TOOLS__FUNCTIONS": '["deaf_tools:deaf"]',
         "SUBAGENTD_HTTP__GRACE_S": "0.1",
+        **INTERRUPT,
         "PYTHONPATH": f"{ROOT}:{tmp_path}",
     }
     async with serving(tmp_path, env=env) as service, service.client() as client:

@@ -227,6 +227,7 @@ async def test_a_hook_of_a_file_that_was_told_of_a_start_is_told_of_the_end_afte
     async with OpenAIStub() as stub:
         stub.decide(decide)
         env = {"OPENAI_BASE_URL": stub.base_url, "OPENAI_API_KEY": "test", "SUBAGENTD_MODEL": "openai:test"}
+        env["SUBAGENTD_RECOVERY__MODE"] = "interrupt"
         async with serving_files(tmp_path, **env) as (service, client):
             agents = [agent("boss", mode="primary", tools=["Agent"]), "worker", agent("own", tools=[])]
             body = {"agent": "boss", "agents": agents, "surfaces": ["dispatch"], "input": "Go."}

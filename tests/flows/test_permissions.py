@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.client import Client, ServiceError
-from tests.service import ROOT, WAIT_S, Service, agent, events_of, finished, script, serving
+from tests.service import INTERRUPT, ROOT, WAIT_S, Service, agent, events_of, finished, script, serving
 
 TOOLS = '''
 from app.agent.tools import ToolContext
@@ -146,7 +146,7 @@ async def test_the_clocks_of_a_run_stand_still_until_nobody_has_answered(tmp_pat
 @pytest.mark.case("B180")
 async def test_a_restart_withdraws_what_is_open_and_keeps_what_was_allowed_for_the_session(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        service = await stack.enter_async_context(asked_service(tmp_path, **ASK))
+        service = await stack.enter_async_context(asked_service(tmp_path, **ASK, **INTERRUPT))
         session = {"agent": "worker", "agents": [WORKER]}
         async with service.client() as client:
             first = await client.request("POST", "/v1/runs", {**session, "input": "Go."})

@@ -50,7 +50,7 @@ async def test_where_nobody_chose_a_surface_tasks_are_executed_and_the_label_sta
 @pytest.mark.seed("002", 79, 92)
 @pytest.mark.case("B046")
 async def test_calls_that_cannot_be_carried_out_are_error_texts_and_start_nobody(world: World) -> None:
-    wanted = [execute(name="nobody"), execute(run_in_background=True), execute(resume="ho_1")]
+    wanted = [execute(name="nobody"), execute(resume="ho_1"), execute(resume="", run_in_background=True)]
     run = await world.run(once(*wanted, ("get_task_output", '{"task_id": "ho_1"}')), [boss(), agent("helper")])
     assert run["status"] == "completed"
     told = world.told()

@@ -57,6 +57,9 @@ async def things_of(client: Client) -> dict[str, str]:
     run = await client.request("POST", "/v1/runs", QUICK)
     await finished(client, run["id"])
     delegated = await client.request("POST", "/v1/delegations", {"agent": agent("quick", tools=[]), "task": "x"})
+    order = {"agent": agent("quick", tools=[]), "task": "x", "background": True}
+    task = await client.request("POST", "/v1/delegations", order)
+    await client.request("GET", f"/v1/tasks/{task['task_id']}/output")
     await client.request("PUT", "/v1/agents/private", {k: v for k, v in agent("private").items() if k != "name"})
     key = await client.request("POST", "/v1/keys", {"name": "own", "scopes": ["read"]})
     asker = agent("asker", mode="all", tools=["glob"], permissions={"ask": ["Glob"]})
@@ -75,6 +78,7 @@ async def things_of(client: Client) -> dict[str, str]:
         "/v1/sessions/": run["session_id"],
         "/v1/runs/": run["id"],
         "/v1/delegations/": delegated["handoff_id"],
+        "/v1/tasks/": task["task_id"],
         "/v1/agents/": "private",
         "/v1/keys/": key["id"],
     }
@@ -89,6 +93,8 @@ def bodies(path: str) -> Any:
     """A body that is valid for the route, so that only the id can be wrong."""
     if path.endswith("/runs"):
         return {"input": "x"}
+    if path.endswith("/messages"):
+        return {"content": "x"}
     if "/permissions/" in path:
         return {"decision": "deny"}
     return {"description": "d", "prompt": "p"} if "/agents/" in path else {}
@@ -113,7 +119,7 @@ async def test_every_route_with_the_ids_of_one_tenant_and_the_key_of_another_ans
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key_a}"}) as http:
             for path, operations in paths.items():
                 prefix = next((p for p in theirs if path.startswith(p + "{")), None)
-                if prefix is None:
+                if prefix is None or path == "/v1/tasks/clear":
                     assert "{" not in path, f"{path} is not covered by this test"
                     continue
                 for method in set(METHODS) & set(operations):
@@ -128,12 +134,13 @@ async def test_every_route_with_the_ids_of_one_tenant_and_the_key_of_another_ans
                     assert answers[0][0] == 404, (method, path, answers[0])
                     assert answers[0] == answers[1], (method, path)
                     tried += 1
-        assert tried >= 18
+        assert tried >= 26
         async with service.client(key_a) as client:
             assert (await client.page("/v1/sessions"))["items"] == []
-            for path in ("/v1/audit", "/v1/audit?decision=any", "/v1/permissions"):
+            assert await client.request("POST", "/v1/tasks/clear", {}) == {"cleared": 0}
+            for path in ("/v1/audit", "/v1/audit?decision=any", "/v1/permissions", "/v1/tasks"):
                 assert (await client.page(path))["items"] == []
-            for path in ("/v1/permissions", "/v1/permissions?explain=Read"):
+            for path in ("/v1/permissions", "/v1/permissions?explain=Read", "/v1/tasks"):
                 with pytest.raises(ServiceError) as not_theirs:
                     await client.page(path, session_id=theirs["/v1/sessions/"])
                 assert not_theirs.value.status == 404
@@ -146,6 +153,10 @@ async def test_every_route_with_the_ids_of_one_tenant_and_the_key_of_another_ans
                     {"agent": agent("quick", tools=[]), "task": "x", "session_id": theirs["/v1/sessions/"]},
                 )
             assert refused.value.status == 404
+            for resume in (theirs["/v1/tasks/"], theirs["/v1/runs/"]):
+                with pytest.raises(ServiceError) as not_mine:
+                    await client.request("POST", "/v1/delegations", {"task": "x", "resume": resume})
+                assert (not_mine.value.status, not_mine.value.problem["code"]) == (404, "unknown_task")
             with pytest.raises(ServiceError) as unseen:
                 await client.request("POST", "/v1/delegations", {"agent": "private", "task": "x"})
             assert (unseen.value.status, unseen.value.problem["code"]) == (422, "unknown_agent")
@@ -167,6 +178,9 @@ async def test_a_scope_opens_what_it_names_and_nothing_else(tmp_path: Path) -> N
             for method, path, body in (
                 ("POST", "/v1/runs", QUICK),
                 ("POST", f"/v1/runs/{started['id']}/cancel", {}),
+                ("POST", f"/v1/runs/{started['id']}/messages", {"content": "x"}),
+                ("POST", f"/v1/runs/{started['id']}/resume", {}),
+                ("POST", "/v1/tasks/clear", {}),
                 ("DELETE", f"/v1/sessions/{started['session_id']}", None),
                 ("PUT", "/v1/agents/mine", {"description": "d", "prompt": "p"}),
                 ("POST", "/v1/keys", {"scopes": ["read"]}),

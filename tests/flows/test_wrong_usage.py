@@ -25,7 +25,9 @@ def result_of(*arguments: str) -> Result:
     [
         (b"[http", "subagentd.toml cannot be read"),
         (b"\xff\xfe", "subagentd.toml cannot be read"),
-        (b"[recovery]\nmode = 'continue'", "setting recovery: there is no such setting"),
+        (b"[restart]\nmode = 'continue'", "setting restart: there is no such setting"),
+        (b"[recovery]\nmode = 'perhaps'", "setting recovery.mode"),
+        (b"[recovery]\nmax_attempts = 0", "setting recovery.max_attempts"),
         (b"[http]\nbogus = 1", "setting http.bogus: there is no such setting"),
         (b"[limits]\nmax_steps = 0", "setting limits.max_steps"),
     ],
@@ -55,10 +57,10 @@ def test_a_variable_that_is_no_json_is_refused_by_its_field(
 def test_a_variable_that_is_no_setting_is_known_to_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("SUBAGENTD_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("SUBAGENTD_RECOVERY__MODE", "continue")
+    monkeypatch.setenv("SUBAGENTD_RESTART__MODE", "continue")
     monkeypatch.setenv("SUBAGENTD_LIMITS__MAX_STEPS", "9")
     monkeypatch.setenv("SUBAGENTD_WORKSPACE", ".")
-    assert unknown_variables() == ["SUBAGENTD_RECOVERY__MODE"]
+    assert unknown_variables() == ["SUBAGENTD_RESTART__MODE"]
 
 
 @pytest.mark.spec("16.3")

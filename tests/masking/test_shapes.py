@@ -167,6 +167,50 @@ def test_texts_of_secrets_and_their_beginnings_in_any_pieces_are_masked_as_if_th
     assert in_pieces(masker, text, *cuts) == masker.text(text)
 
 
+OTHERWISE = [  # how the same letters may be written where case does not count, and parts of them
+    str.upper,
+    str.lower,
+    str.swapcase,
+    lambda text: text.replace("s", "\u017f").replace("k", "\u212a"),
+    lambda text: text[len(text) // 3 :],
+]
+FORMS = [f"{before}{secret}{after}" for _, before, secret, after in CASES if len(secret) < 80]
+FORMS += ["ticket:k1234", "Ticket:\u212a4711", "abcxxy", "defhxxxy", "kasukasu", "zbkws", "123-45-6789", "aaabbbab"]
+FORMS += ["kasper-\u017fauber-9", "kasper-%C5%BFauber-9"]
+FORMS += [change(form) for form in FORMS for change in OTHERWISE]
+# Short texts are first looked at in a faster way, if every pattern has a word that is sure to be there: the last has
+# none.
+OWNS = [(), (r"(?i)ticket:[ks]\d{4}", r"(?:abc|def[gh])x{2,3}y", r"(?:kasu){2}|z[^a]kws"), (r"\d{3}-\d{2}-\d{4}",)]
+MASKERS = [ValueMasker(("kasper-\u017fauber-9", "aaabbbab"), patterns_of(own=own)) for own in OWNS]
+FILL = "\n" + " " * 5_000
+
+
+@given(
+    st.sampled_from(MASKERS),
+    st.lists(st.sampled_from([*FORMS, " ", "\n", "_", "-", "s", "k", "\\", '"', "中"]), max_size=5).map("".join),
+)
+@pytest.mark.spec("12.6")
+def test_a_short_text_is_masked_as_it_is_in_a_long_one(masker: ValueMasker, text: str) -> None:
+    masked_alike(masker, text)
+
+
+@pytest.mark.spec("12.6")
+def test_every_form_is_masked_in_a_short_text_as_it_is_in_a_long_one_however_it_is_written() -> None:
+    for masker in MASKERS:
+        for form in FORMS:
+            masked_alike(masker, form)
+
+
+def masked_alike(masker: ValueMasker, text: str) -> None:
+    """Asserts that a text and a payload are masked as they are where much that is harmless stands beside them."""
+    assert masker.text(text) == masker.text(text + FILL).removesuffix(FILL)
+    payload = {"content": text, "more": [{text: text}]}
+    filled = {**payload, "fill": FILL}
+    kept, data = masker.payload(payload, encode(payload))
+    assert {**kept, "fill": FILL} == masker.payload(filled, encode(filled))[0]
+    assert masker.json(encode(payload)) == data
+
+
 @pytest.mark.spec("12.6", "11.5")
 def test_a_secret_behind_an_underscore_that_was_already_shown_is_masked() -> None:
     github = "github_pat_" + "a1B2_" * 12

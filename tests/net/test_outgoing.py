@@ -124,3 +124,36 @@ async def test_a_cancelled_request_leaves_no_connection() -> None:
         with pytest.raises(asyncio.CancelledError):
             await asking
         await server.left.wait()
+
+
+@pytest.mark.spec("9.9")
+@pytest.mark.parametrize(
+    ("answer", "status", "pause"),
+    [
+        (http(b"x" * 5000), 200, None),
+        (http(b"half of it")[:-5], 200, None),
+        (http(status="410 Gone"), 410, None),
+        (http(status="307 Over There", Location="http://127.0.0.1/x"), 307, None),
+        (http(status="429 Later", Retry_After="120"), 429, 120.0),
+        (http(status="503 Later", Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"), 503, 0.0),
+        (http(status="503 Later", Retry_After="soon"), 503, None),
+        (http(status="503 Later", Retry_After="9" * 400), 503, 999_999_999.0),
+    ],
+)
+async def test_of_somebody_who_is_only_told_the_status_counts_whatever_the_body_is(
+    answer: bytes, status: int, pause: float | None
+) -> None:
+    async with loopback(answer) as server:
+        outgoing = Outgoing([server.host], max_answer_bytes=1000)
+        reply = await outgoing.tell(server.url, b'{"a":1}', {}, timeout_s=WAIT_S)
+    assert (reply.status, reply.retry_after_s) == (status, pause)
+    assert [request.body for request in server.requests] == [b'{"a":1}']
+
+
+@pytest.mark.spec("9.9")
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n\r\n"])
+async def test_no_answer_to_what_is_told_is_an_error_without_the_url(answer: bytes) -> None:
+    async with loopback(answer) as server:
+        with pytest.raises(OutgoingError, match="no answer from") as caught:
+            await Outgoing([server.host]).tell(server.url, b"{}", {}, timeout_s=WAIT_S)
+    assert "token" not in str(caught.value)

@@ -16,6 +16,7 @@ from app.agent.events import Write
 from app.agent.ids import now_us
 from app.masking import ValueMasker
 from app.sessions import journal as journal_module
+from app.store.notes import SqlNoteStore
 from tests.sessions.writers import Talk, writing
 from tests.world import WAIT_S
 
@@ -330,3 +331,21 @@ async def test_a_secret_is_masked_in_facts_and_over_deltas_and_the_held_rest_com
         assert [e.type for e in events[-2:]] == ["text.delta", "step.completed"]
         rows = await room.log.page("default", talk.session.id, after=0)
         assert not any(secret.encode() in row.data for row in rows)
+
+
+@pytest.mark.spec("12.3")
+async def test_a_row_goes_along_with_the_next_event_of_its_session_and_with_no_other(tmp_path: Path) -> None:
+    async with writing(tmp_path) as room:
+        first, second = room.begin(), room.begin()
+        with room.journal.along(first.session.id, note("one")), room.journal.along(first.session.id, note("two")):
+            other = second.record()
+            carrying, after = first.record(), first.record()
+        with room.journal.along(first.session.id, note("none")):
+            pass
+        last = first.record()
+        await room.journal.flush()
+        assert [[write.values["name"] for write in event.also] for event in (other, carrying, after, last)] == [
+            [], ["one", "two"], [], [],
+        ]  # fmt: skip
+        stored = await SqlNoteStore(room.database.reader).notes("default", "ses_n")
+        assert [each["name"] for each in stored] == ["one", "two"]

@@ -16,6 +16,7 @@ from app.sessions.inbox import ApprovalStore
 from app.sessions.keys import KeyStore
 from app.sessions.ports import EventWriter, Rejected
 from app.sessions.service import SessionStore
+from app.sessions.tasks import TaskStore
 from app.store.agents import SqlAgentStore
 from app.store.approvals import SqlApprovalStore
 from app.store.database import Database
@@ -26,6 +27,7 @@ from app.store.messages import SqlAuditStore
 from app.store.migrate import upgrade
 from app.store.runs import SqlRunStore
 from app.store.tables import metadata
+from app.store.tasks import SqlTaskStore
 from tests.postgres import empty_postgres_url, postgres_server, postgres_url  # noqa: F401  fixtures
 from tests.store.facts import replaced
 
@@ -46,6 +48,7 @@ class Store:
         self.approvals: ApprovalStore = SqlApprovalStore(database.reader)
         self.keys: KeyStore = SqlKeyStore(database.reader)
         self.agents: AgentStore = SqlAgentStore(database.reader)
+        self.tasks: TaskStore = SqlTaskStore(database.reader)
 
     def write(self, *events: Event, writes: Sequence[Write] = ()) -> Sequence[Rejected]:
         """Store events as one batch."""

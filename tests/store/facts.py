@@ -304,6 +304,18 @@ class Facts:
         }
         return self.event(parent or self.session, kinds.HANDOFF_END, payload | changes)
 
+    def noticed(self, run: Run, notice_id: str, handoff_id: str | None = None, **changes: Any) -> Event:
+        payload = {
+            "notice_id": notice_id,
+            "kind": "message" if handoff_id is None else "task",
+            "for_run": run.id,
+            "memory_id": run.memory_id,
+            "handoff_id": handoff_id,
+            "status": None if handoff_id is None else "completed",
+            "content": "It has ended.",
+        }
+        return self.event(self.session, kinds.NOTICE, payload | changes)
+
     # ── whole stories ───────────────────────────────────────────────────────────────────────────────────────────
 
     def tool_step(self, run: Run, step: int, text: str = "a") -> list[Event]:

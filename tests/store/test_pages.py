@@ -18,7 +18,7 @@ from sqlalchemy.dialects import sqlite
 from app.agent.errors import InvalidRequest
 from app.agent.runs import Run
 from app.sessions.audit import MAX_COUNT, CallFilter, MessageFilter, Record
-from app.store import agents, approvals, events, keys, memories, runs
+from app.store import agents, approvals, events, keys, memories, runs, tasks
 from app.store.cursors import pack
 from app.store.database import Database
 from app.store.messages import CALL_ORDERS, DECISION_ORDERS, MESSAGE_ORDERS
@@ -304,17 +304,26 @@ def test_every_page_is_read_along_the_index_of_its_order(
         assert f"SCAN {table.name}" not in counting, counting
 
 
-RARE = {"_all", "_newest", "_last", "_open_handoffs", "_open_runs", "_every", "_one"}  # at start, or for the operator
+RARE = {
+    "_all",
+    "_newest",
+    "_last",
+    "_open_handoffs",
+    "_open_runs",
+    "_untold_tasks",
+    "_every",
+    "_one",
+}  # at start, or for the operator
 
 
 @pytest.mark.spec("12.4")
 def test_every_other_read_searches_an_index(library: sqlite3.Connection) -> None:
     seen = 0
-    for module in (agents, approvals, events, keys, memories, runs):
+    for module in (agents, approvals, events, keys, memories, runs, tasks):
         for name, statement in vars(module).items():
             if not isinstance(statement, Select) or name in RARE:
                 continue
-            steps = plan(library, statement, {})
+            steps = plan(library, statement, {"handoffs": ["ho_1", "ho_2"]} if name == "_attempts" else {})
             scans = re.findall(r"SCAN (?!\(join-1\)|CONSTANT ROW)\S+", steps)  # these two read no table
             assert scans == [], (name, steps)
             assert "TEMP B-TREE FOR ORDER" not in steps, (name, steps)
@@ -322,6 +331,20 @@ def test_every_other_read_searches_an_index(library: sqlite3.Connection) -> None
     assert seen >= 15
     for table, statement in (("runs", runs._open_runs), ("handoffs", runs._open_handoffs)):
         assert f"SCAN {table} USING INDEX ix_{table}_open" in plan(library, statement, {})
+
+
+@pytest.mark.spec("9.2", "12.4")
+@pytest.mark.parametrize("analysed", [False, True], ids=["no statistics", "statistics"])
+def test_a_page_of_tasks_is_read_along_the_index_of_tasks_whatever_it_is_narrowed_by(
+    library: sqlite3.Connection, analysed: bool
+) -> None:
+    library.execute("ANALYZE" if analysed else "SELECT 1")
+    for names, after in product(
+        combinations(("session_id", "status", "agent", "ended", "ended_before")), (False, True)
+    ):
+        steps = plan(library, tasks._page(names, after=after), {"limit": 51})
+        assert steps.startswith("SEARCH handoffs USING INDEX ix_handoffs_tasks (tenant_id=?"), (names, steps)
+        assert "TEMP B-TREE" not in steps, (names, steps)
 
 
 def test_ids_made_in_one_process_are_in_the_order_of_time() -> None:

@@ -177,6 +177,7 @@ async def test_a_tool_call_row_goes_from_pending_to_its_result(store: Store, apa
     put(store, [*result, facts.result(run, unknown, "no such tool", step=1, place=3, sub=2, is_error=True)], apart)
     row = await store.row("tool_calls", id=call["call_id"])
     assert (row["status"], row["read_only"], row["is_error"], row["duration_ms"]) == ("ok", True, False, 4)
+    assert row["delegation"] is False
     assert (row["ts"], row["started_at"], row["ended_at"]) == (START + 30, START + 40, START + 50)
     assert (row["seq"], row["result_seq"]) == (3, 5)
     assert row["message_id"] == result[1].payload["message_id"]

@@ -15,6 +15,7 @@ from app.agent.runs import MemoryState, RunStatus, SessionCounters
 from app.sessions.audit import CallFilter, DecisionFilter, MessageFilter
 from app.sessions.inbox import ApprovalFilter
 from app.sessions.keys import KeyRecord
+from app.sessions.tasks import TaskFilter
 from app.store.database import READERS
 from app.store.memories import PAGE
 from tests.store.conftest import Store
@@ -187,7 +188,7 @@ async def test_the_newest_version_of_a_tenants_agent_counts(store: Store) -> Non
 # ── tenants ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # Recovery, the key that names the tenant, the catalog.
-ACROSS_TENANTS = {"open_runs", "open_handoffs", "find", "any", "all"}
+ACROSS_TENANTS = {"open_runs", "open_handoffs", "untold_tasks", "find", "any", "all"}
 
 
 @pytest.mark.spec("17.1")
@@ -197,11 +198,14 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
     child = facts.run(parent=root, handoff_id="ho_1")
     key = KeyRecord(id="key_1", tenant="owner", name="k", hash=b"1", scopes=(), created_at=1)
     call = facts.call()
-    story = [facts.created(), facts.queued(root), facts.handoff(root, "ho_1"), facts.queued(child)]
+    story = [facts.created(), facts.queued(root), facts.handoff(root, "ho_1", background=True), facts.queued(child)]
     story += [facts.message(child, "assistant", "", tool_calls=[call]), facts.called(child, call, step=1)]
     story += [facts.asked(child, call, "apr_1"), facts.answered(child, call, "apr_1")]
+    story += [facts.noticed(root, "ntc_1", "ho_1")]
     agent = {"tenant_id": "owner", "name": "x", "version": 1, "definition": {}, "created_at": 1}
-    store.stored(*story, writes=[key.stored(), Write(table="agents", values=agent)])
+    gone = {"tenant_id": "owner", "handoff_id": "ho_0", "session_id": facts.session.id, "created_at": 1}
+    writes = [key.stored(), Write(table="agents", values=agent), Write(table="cleared_tasks", values=gone)]
+    store.stored(*story, writes=writes)
     asked: dict[str, dict[str, Any]] = {
         "page": {"session_id": facts.session.id, "after": 0},
         "head": {"session_id": facts.session.id},
@@ -214,6 +218,11 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
         "spent": {"session_id": facts.session.id, "currency": "USD"},
         "handoff": {"handoff_id": "ho_1"},
         "handoff_runs": {"handoff_id": "ho_1"},
+        "untold": {"session_id": facts.session.id},
+        "task": {"task_id": "ho_1"},
+        "tasks": {"filters": TaskFilter(session_id=facts.session.id), "cursor": None, "limit": 9},
+        "attempts": {"task_ids": ["ho_1"]},
+        "cleared": {"session_id": facts.session.id},
         "open_calls": {"run_id": child.id},
         "load": {"memory_id": child.memory_id},
         "messages": {"filters": MessageFilter(session_id=facts.session.id)},
@@ -227,7 +236,16 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
         "list": {},
         "version": {"name": "x"},
     }
-    for reads in (store.log, store.runs, store.memories, store.audit, store.approvals, store.keys, store.agents):
+    for reads in (
+        store.log,
+        store.runs,
+        store.memories,
+        store.audit,
+        store.approvals,
+        store.keys,
+        store.agents,
+        store.tasks,
+    ):
         for name, function in inspect.getmembers(reads, inspect.ismethod):
             if name.startswith("_") or name in ACROSS_TENANTS:
                 continue
@@ -291,3 +309,16 @@ async def test_readers_that_are_cancelled_leave_no_connection_behind(store: Stor
     assert stopped > 40
     assert opened == []  # none was broken, so none had to be replaced
     assert (await store.audit.messages("default", MessageFilter())).items
+
+
+@pytest.mark.spec("9.2", "12.7")
+async def test_a_task_that_ended_without_a_notice_is_found_at_the_next_start(store: Store) -> None:
+    facts = Facts()
+    root = facts.run()
+    story = [facts.created(), facts.queued(root)]
+    begun = ((1, True), (2, True), (3, False), (4, True))
+    story += [facts.handoff(root, f"ho_{number}", f"name_{number}", background=behind) for number, behind in begun]
+    story += [facts.handed_back(root, f"ho_{number}", []) for number in (1, 2, 3)]
+    story.append(facts.noticed(root, "ntc_2", "ho_2"))
+    store.stored(*story)
+    assert [row["id"] for row in await store.runs.untold_tasks()] == ["ho_1"]

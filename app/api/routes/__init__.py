@@ -2,10 +2,22 @@
 
 from fastapi.routing import APIRoute
 
-from app.api.routes import agents, artifacts, audit, catalog, delegations, health, keys, permissions, runs, sessions
+from app.api.routes import (
+    agents,
+    artifacts,
+    audit,
+    catalog,
+    delegations,
+    health,
+    keys,
+    permissions,
+    runs,
+    sessions,
+    tasks,
+)
 
 
 def all_routes() -> list[APIRoute]:
     """The routes of all modules. Put flat into the application: an included router is matched twice."""
-    modules = (runs, sessions, delegations, permissions, audit, artifacts, agents, catalog, keys, health)
+    modules = (runs, sessions, delegations, tasks, permissions, audit, artifacts, agents, catalog, keys, health)
     return [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]

@@ -1,16 +1,21 @@
-"""The audit trail over all sessions of a tenant."""
+"""The audit trail over all sessions of a tenant, as pages and as a file, and whether the log of one is sound."""
 
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Query, Request
 from starlette.responses import Response
 
+from app.api.audit_export import ANSWERS, Format, exported, form_of
 from app.api.audit_query import Decision, Narrowing, Paging, RunId, decisions, messages
 from app.api.deps import Reading
 from app.api.docs import new_router, problems
+from app.api.pages import answer
 from app.api.schemas import answers, approvals
+from app.sessions.verifying import MAX_EVENTS
 
 router = new_router("audit")
+
+SessionId = Annotated[str | None, Query(description="Of this session.")]
 
 
 @router.get("/v1/audit", response_model=answers.MessagePage | approvals.AuditDecisionPage, responses=problems())
@@ -18,7 +23,7 @@ async def get_audit(
     asked: Reading,
     narrowed: Narrowing,
     paged: Paging,
-    session_id: Annotated[str | None, Query(description="Of this session.")] = None,
+    session_id: SessionId = None,
     run_id: RunId = None,
     decision: Decision = None,
 ) -> Response:
@@ -26,3 +31,30 @@ async def get_audit(
     if decision is not None:
         return await decisions(asked, narrowed, paged, decision, session_id=session_id, run_id=run_id)
     return await messages(asked, narrowed, paged, session_id=session_id, run_id=run_id, newest_first=True)
+
+
+@router.get("/v1/audit/export", responses={**ANSWERS, **problems(406)})
+async def export_audit(
+    request: Request,
+    asked: Reading,
+    narrowed: Narrowing,
+    session_id: SessionId = None,
+    run_id: RunId = None,
+    form: Format = None,
+) -> Response:
+    """The messages of all sessions as a file, oldest first, read from the store page by page."""
+    chosen = form_of(request, form)
+    return await exported(asked, narrowed, chosen, name="audit", session_id=session_id, run_id=run_id)
+
+
+@router.get("/v1/sessions/{session_id}/audit/verify", response_model=answers.Verification, responses=problems(404, 503))
+async def verify_session(
+    asked: Reading,
+    session_id: str,
+    cursor: Annotated[str | None, Query(description="`next` of the answer before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_EVENTS, description="How many events, at most.")] = MAX_EVENTS,
+) -> Response:
+    """Whether the log of a session, a deleted one too, is what was written: the first event that is changed, missing or
+    swapped, or that the tail is cut. A log that is too long for one answer has a `next`."""
+    await asked.services.journal.settle()
+    return answer(await asked.services.verifying.verify(asked.tenant, session_id, cursor=cursor, limit=limit))

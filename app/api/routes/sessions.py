@@ -1,27 +1,22 @@
 """Sessions: make, list, change, close and delete them, start turns, look at what happens in them."""
 
-from collections.abc import AsyncIterator
-from typing import Annotated
+from fastapi import Request
+from starlette.responses import Response
 
-from fastapi import Query, Request
-from starlette.responses import Response, StreamingResponse
-
-from app.agent.errors import InvalidRequest, Unsupported
 from app.api import sse
-from app.api.audit_query import Narrowed, Narrowing, Paging, RunId, messages
-from app.api.deps import Asked, Reading, Running, Starting
+from app.api.audit_export import ANSWERS, Format, exported, form_of
+from app.api.audit_query import Narrowing, Paging, RunId, messages
+from app.api.deps import REPLAYED, Reading, Running, Starting
 from app.api.docs import new_router, problems
 from app.api.pages import Cursor, Limit, answer, cursor_after, number_of, tree_answer
 from app.api.routes.runs import STARTED, run_answer
 from app.api.schemas import answers
 from app.api.schemas.requests import RunBody, SessionBody, SessionPatch
-from app.sessions.audit import MessageFilter
-from app.sessions.views import message_view, run_view
-from app.wire import encode
+from app.sessions.idempotency import SESSION, TURN
+from app.sessions.views import run_view, with_late_tasks
 
 router = new_router("sessions")
 
-NDJSON = "application/x-ndjson"
 _READ = problems(404)
 _CHANGE = problems(400, 404, 409, 413, 415, 503)
 
@@ -32,7 +27,8 @@ async def start_turn(request: Request, asked: Starting, session_id: str, body: R
     streaming = sse.wants_stream(request, default=False)
     if streaming:
         sse.check_room(asked)
-    started = await asked.services.sessions.start(asked.tenant, session_id, body.run())
+    sessions = asked.services.sessions
+    started = await asked.once(TURN, lambda: sessions.start(asked.tenant, session_id, body.run()))
     return await run_answer(request, asked, started, streaming=streaming)
 
 
@@ -52,8 +48,14 @@ async def get_session_events(request: Request, asked: Reading, session_id: str) 
 @router.post("/v1/sessions", status_code=201, response_model=answers.Session, responses=_CHANGE)
 async def create_session(asked: Starting, body: SessionBody) -> Response:
     """Make a session; all fields may be left out."""
-    session = await asked.services.sessions.create(asked.tenant, body.session())
-    return answer(session, 201, {"Location": f"/v1/sessions/{session['id']}"})
+    sessions = asked.services.sessions
+    once = await asked.once(SESSION, lambda: sessions.create(asked.tenant, body.session()))
+    session = once.made
+    if session is None:
+        assert once.kept is not None
+        session = await sessions.created(asked.tenant, once.kept["id"])
+    headers = {"Location": f"/v1/sessions/{session['id']}"}
+    return answer(session, 201, headers | REPLAYED if once.replayed else headers)
 
 
 @router.get("/v1/sessions", response_model=answers.SessionPage, responses=problems())
@@ -100,7 +102,8 @@ async def list_turns(asked: Reading, session_id: str, cursor: Cursor = None, lim
     turns = [row for row in rows if row["depth"] == 0 and row["ordinal"] > after]
     more = len(turns) > limit
     following = cursor_after(turns[limit - 1]["ordinal"]) if more else None
-    return answer({"items": [run_view(row) for row in turns[:limit]], "next": following})
+    shown = with_late_tasks(turns[:limit], rows)
+    return answer({"items": [run_view(row) for row in shown], "next": following})
 
 
 @router.get("/v1/sessions/{session_id}/tree", response_model=answers.Tree, responses=_READ)
@@ -118,43 +121,11 @@ async def get_session_messages(
     return await messages(asked, narrowed, paged, session_id=session_id, run_id=run_id)
 
 
-@router.get(
-    "/v1/sessions/{session_id}/export",
-    responses={
-        200: {"description": "One message a line.", "content": {NDJSON: {"schema": {"type": "string"}}}},
-        **_READ,
-    },
-)
+@router.get("/v1/sessions/{session_id}/export", responses={**ANSWERS, **problems(404, 406)})
 async def export_session(
-    asked: Reading,
-    session_id: str,
-    narrowed: Narrowing,
-    form: Annotated[str, Query(alias="format", description="ndjson")] = "ndjson",
+    request: Request, asked: Reading, session_id: str, narrowed: Narrowing, form: Format = None
 ) -> Response:
-    """All messages of a session as a stream of lines, read from the store page by page."""
-    if form == "csv":
-        raise Unsupported("format csv is not carried out by this version: use ndjson", errors=[_FORMAT])
-    if form != "ndjson":
-        raise InvalidRequest(f"format {form!r}: there is ndjson", errors=[_FORMAT])
+    """All messages of a session as a file, read from the store page by page."""
+    chosen = form_of(request, form)
     await asked.services.sessions.known(asked.tenant, session_id)
-    await asked.services.journal.settle()
-    headers = {"Content-Disposition": f'attachment; filename="{session_id}.ndjson"'}
-    return StreamingResponse(_lines(asked, session_id, narrowed), headers=headers, media_type=NDJSON)
-
-
-_FORMAT = {"at": "format", "message": "ndjson"}
-
-
-async def _lines(asked: Asked, session_id: str, narrowed: Narrowed) -> AsyncIterator[bytes]:
-    given = narrowed.filters
-    filters = MessageFilter(
-        session_id=session_id,
-        agent=given.agent,
-        role=given.role,
-        tool=given.tool,
-        since=given.since,
-        until=given.until,
-        newest_first=narrowed.order == "newest",
-    )
-    async for rows in asked.services.audit.export(asked.tenant, filters):
-        yield b"".join(encode(message_view(row)) + b"\n" for row in rows)
+    return await exported(asked, narrowed, chosen, name=session_id, session_id=session_id)

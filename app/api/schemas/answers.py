@@ -11,6 +11,7 @@ RunStatus = Literal[
 HandoffStatus = Literal[
     "running", "completed", "failed", "cancelled", "timed_out", "interrupted", "fallback", "denied"
 ]  # fmt: skip
+TaskStatus = Literal["running", "completed", "failed", "cancelled", "timed_out", "interrupted", "fallback"]
 
 
 class Answer(BaseModel):
@@ -79,6 +80,17 @@ class Session(Answer):
     last_event_id: int
 
 
+class Webhook(Answer):
+    """How far it is with telling somebody of an end; that person's URL is not shown."""
+
+    host: str
+    status: Literal["pending", "delivered", "given_up"]
+    attempts: int
+    last_error: str | None
+    next_at: str | None = Field(description="When it is tried again; null: it goes on, or nothing is sent any more.")
+    ended_at: str | None
+
+
 class Run(Answer):
     """A run; what is not known yet is null."""
 
@@ -114,6 +126,7 @@ class Run(Answer):
     started_at: str | None
     ended_at: str | None
     duration_ms: int | None
+    webhook: Webhook | None = Field(None, description="Of a single run, if one was asked for.")
 
 
 class StartedRun(Answer):
@@ -129,6 +142,14 @@ class StartedRun(Answer):
     status: RunStatus
     events: str = Field(description="The path of its event stream.")
     after: int = Field(description="Its events follow after this id.")
+
+
+class ToldRun(Answer):
+    """A message that a run is going to read."""
+
+    notice_id: str
+    run_id: str
+    status: RunStatus
 
 
 class Fallback(Answer):
@@ -209,6 +230,52 @@ class Delegation(Answer):
     started_at: str
     ended_at: str | None
     duration_ms: int | None
+    webhook: Webhook | None = Field(None, description="If one was asked for.")
+
+
+class Task(Answer):
+    """A background task; `result` and `error` are null until it has ended."""
+
+    task_id: str = Field(description="Also the id of its delegation.")
+    session_id: str
+    parent_run_id: str | None = Field(description="The run that started it; null: a direct delegation.")
+    agent: str
+    name: str
+    status: TaskStatus
+    result: str | None
+    error: Failure | None
+    run_ids: list[str]
+    attempts: int
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+
+
+class StartedTask(Task):
+    """A task just started."""
+
+    handoff_id: str
+    run_id: str | None = Field(description="Its first run; null: it ended before one was started.")
+    events: str = Field(description="The path of its event stream.")
+    after: int = Field(description="Its events follow after this id.")
+
+
+class TaskOutput(Task):
+    """A task that was waited for."""
+
+    note: str | None = Field(description="That the wait was made shorter than wanted.")
+
+
+class CancelledTask(Task):
+    """A task that is to end."""
+
+    cancelled: bool = Field(description="Whether this request ended it; false: it had ended, or somebody else did.")
+
+
+class ClearedTasks(Answer):
+    """How many tasks were removed from the lists."""
+
+    cleared: int
 
 
 class Message(Answer):
@@ -237,6 +304,33 @@ class Message(Answer):
     tokens: int | None
     metadata: dict[str, Any] | None
     ts: str
+
+
+class ChainHead(Answer):
+    """What a session's row says of its last event; `hash` in hexadecimal."""
+
+    id: int
+    hash: str
+
+
+class BadEvent(Answer):
+    """The first event with which something is wrong; it may be one that is missing."""
+
+    id: int
+    problem: str
+
+
+class Verification(Answer):
+    """Whether a session's log is what was written."""
+
+    session_id: str
+    ok: bool | None = Field(description="null: nothing is wrong so far, and `next` goes on.")
+    events: int = Field(description="How many from the beginning are sound.")
+    head: ChainHead
+    first_bad: BadEvent | None
+    keyed: bool = Field(description="The seal of the head was checked with `audit.key`.")
+    says: str = Field(description="What such a check finds, and what not.")
+    next: str | None
 
 
 class Event(Answer):
@@ -274,6 +368,12 @@ class RunPage(Page):
     """The turns of a session, in order."""
 
     items: list[Run]
+
+
+class TaskPage(Page):
+    """Background tasks, newest first."""
+
+    items: list[Task]
 
 
 class MessagePage(Page):

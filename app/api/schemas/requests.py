@@ -27,7 +27,7 @@ from app.api.schemas.fields import (
     Thinking,
     open_object,
 )
-from app.sessions.requests import DelegationInput, RunInput, SessionInput
+from app.sessions.requests import DelegationInput, OnBusy, ResumeInput, RunInput, SessionInput
 
 Definition = Annotated[
     dict[str, Any],
@@ -52,6 +52,8 @@ Definition = Annotated[
         output_schema={"type": "object", "additionalProperties": True},
         session_mode={"type": "string", "enum": [mode.value for mode in SessionMode]},
         session_scope={"type": "string", "enum": [scope.value for scope in SessionScope]},
+        background={"type": "boolean", "description": "Nobody waits for it, unless a call says so."},
+        detached={"type": "boolean", "description": "In the background it does not end with a run that was stopped."},
         inherit_context={**TEXT, "description": "`none`, `last:<n>` or `summary`."},
         surfaces={"type": "array", "items": {}},
         budget=BUDGET,
@@ -59,7 +61,12 @@ Definition = Annotated[
         permissions=PERMISSIONS,
     ),
 ]
+Webhook = Annotated[
+    str,
+    Field(description="A URL that is sent the last event, signed, once this has ended; the server says which hosts."),
+]
 Scope = Literal["run", "read", "approve", "admin"]
+MAX_MESSAGE_CHARS = 32_000
 
 
 class Body(BaseModel):
@@ -115,15 +122,17 @@ class SessionBody(Body):
 class RunBody(Body):
     """One turn of a session."""
 
-    later = frozenset({"webhook"})
-    later_values = {"on_busy": frozenset({"enqueue", "interrupt"})}
-
     input: str = Field(description="The task; an empty one is sent as `(empty task)`.")
     max_steps: int | None = Field(None, ge=1, description="Model calls before an answer is forced.")
     deadline_ms: Milliseconds = Field(0, description="Soft limit from the start of the run; 0: none.")
     output_schema: Schema | None = None
     budget: Budget | None = Field(None, description="Of this turn, inside the session's.")
-    on_busy: Literal["reject"] = Field("reject", description="What to do while a run of the session goes on: 409.")
+    webhook: Webhook | None = None
+    on_busy: Literal["reject", "enqueue", "interrupt"] = Field(
+        "reject",
+        description="While a turn of the session goes on: answer 409; start after it and all that wait; or cancel "
+        "these first.",
+    )
 
     def run(self) -> RunInput:
         """What the service is asked for."""
@@ -133,20 +142,50 @@ class RunBody(Body):
             deadline_ms=self.deadline_ms,
             output_schema=self.output_schema,
             budget=self.budget,
+            webhook=self.webhook,
+            on_busy=OnBusy(self.on_busy),
         )
+
+
+class ResumeBody(Body):
+    """A run over the memory of one that has ended; everything may be left out."""
+
+    input: str | None = Field(None, description="What to do; default: the text `resume`, to finish the task.")
+    max_steps: int | None = Field(None, ge=1, description="Model calls before an answer is forced.")
+    deadline_ms: Milliseconds = Field(0, description="Soft limit from the start of the run; 0: none.")
+    timeout_ms: Milliseconds = Field(0, description="Hard limit; 0: none.")
+    output_schema: Schema | None = None
+    budget: Budget | None = Field(None, description="Of this run and everything below it.")
+
+    def resumption(self) -> ResumeInput:
+        """What the service is asked for."""
+        return ResumeInput(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class MessageBody(Body):
+    """What somebody says to a run under way."""
+
+    content: str = Field(min_length=1, max_length=MAX_MESSAGE_CHARS)
+
+
+class ClearBody(Body):
+    """Which tasks that have ended are removed from the lists; everything left out: all."""
+
+    session_id: str | None = None
+    older_than_s: int = Field(0, ge=0, le=10 * 366 * 86_400, description="Those that ended at least so long ago.")
 
 
 class OneShotBody(SessionBody):
     """A session and its first turn in one request; `{"input": "…"}` alone is enough."""
 
     later = SessionBody.later | RunBody.later
-    later_values = RunBody.later_values
 
     input: str = Field(description="The task; an empty one is sent as `(empty task)`.")
     max_steps: int | None = Field(None, ge=1, description="Model calls before an answer is forced.")
     deadline_ms: Milliseconds = Field(0, description="Soft limit from the start of the run; 0: none.")
     output_schema: Schema | None = None
-    on_busy: Literal["reject"] = "reject"
+    webhook: Webhook | None = None
+    on_busy: Literal["reject", "enqueue", "interrupt"] = Field("reject", description="Without effect: nobody is busy.")
 
     def run(self) -> RunInput:
         """What the service is asked for; the budget is the session's."""
@@ -155,6 +194,7 @@ class OneShotBody(SessionBody):
             max_steps=self.max_steps,
             deadline_ms=self.deadline_ms,
             output_schema=self.output_schema,
+            webhook=self.webhook,
         )
 
 
@@ -174,12 +214,20 @@ class DelegationBody(Body):
     """One task for one subagent. `user`, `metadata`, `workspace` and `texts` belong to the session that is made when
     `session_id` is left out."""
 
-    later = frozenset({"background", "resume"})
-
-    agent: NameOrDefinition = Field(description="The name of an agent, or an inline definition.")
+    agent: NameOrDefinition | None = Field(
+        None, description="The name of an agent, or an inline definition; may be left out with `resume`."
+    )
     task: str = Field(description="The work order; the subagent sees nothing else.")
     context: str | None = Field(None, description="Added to the task message.")
     name: Label | None = Field(None, description="A readable name for the subagent.")
+    background: bool | None = Field(
+        None, description="true: the answer is a task id, at once. Default: as the agent's definition has it."
+    )
+    resume: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
+        None,
+        description="Go on with the memory of an earlier task: its id, that of one of its runs, or with `session_id` "
+        "its name.",
+    )
     session_id: str | None = None
     tools: list[str] | None = Field(None, description="Narrows the tools of the agent.")
     max_steps: int | None = Field(None, ge=1)
@@ -198,12 +246,14 @@ class DelegationBody(Body):
     user: Label | None = None
     metadata: Metadata = Field(default_factory=dict)
     workspace: str = ""
+    webhook: Webhook | None = None
 
     @model_validator(mode="after")
     def _one_session(self) -> "DelegationBody":
         given = self.model_fields_set & {"user", "metadata", "workspace", "texts"}
-        if self.session_id is not None and given:
-            raise ValueError(f"{', '.join(sorted(given))}: only a new session takes these, so not with session_id")
+        there = "session_id" if self.session_id is not None else "resume" if self.resume is not None else None
+        if there is not None and given:
+            raise ValueError(f"{', '.join(sorted(given))}: only a new session takes these, so not with {there}")
         return self
 
     def delegation(self) -> DelegationInput:

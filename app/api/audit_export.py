@@ -1,0 +1,71 @@
+"""Messages as a file that is sent while it is read: which form a client wants, and the stream of it."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from app.agent.errors import InvalidRequest
+from app.api.audit_query import Narrowed
+from app.api.deps import Asked
+from app.api.errors import NotAcceptable
+from app.api.sse import weights
+from app.sessions.audit import MessageFilter
+from app.sessions.exporting import CSV, NDJSON, Form, head_of, lines_as
+from app.sessions.views import message_view
+
+Format = Annotated[str | None, Query(alias="format", description="`ndjson` (default) or `csv`; before `Accept`.")]
+_MEDIA: dict[Form, str] = {"ndjson": NDJSON, "csv": f"{CSV}; charset=utf-8; header=present"}
+_TEXT = {"schema": {"type": "string"}}
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One message a line, or with `csv` one a record, below the names of the columns.",
+        "content": {NDJSON: _TEXT, CSV: _TEXT},
+    }
+}
+
+
+def form_of(request: Request, wanted: str | None) -> Form:
+    """The form that was asked for, by name or by `Accept`; of equals it is NDJSON. Raises `InvalidRequest` for another
+    name, `NotAcceptable` when the client takes neither."""
+    if wanted is not None:
+        if wanted not in ("ndjson", "csv"):
+            raise InvalidRequest(
+                f"format {wanted!r}: there are ndjson and csv", errors=[{"at": "format", "message": "ndjson or csv"}]
+            )
+        return "csv" if wanted == "csv" else "ndjson"
+    header = request.headers.get("accept")
+    if not header:
+        return "ndjson"
+    given = weights(header)
+    any_ = given.get("*/*", 0.0)
+    lines = max(given.get(NDJSON, 0.0), given.get("application/*", 0.0), given.get("application/json", 0.0), any_)
+    table = given.get(CSV, given.get("text/*", 0.0))
+    if not lines and not table:
+        raise NotAcceptable(f"Accept {header[:200]!r}: there are {NDJSON} and {CSV}")
+    return "csv" if table > lines else "ndjson"
+
+
+async def exported(
+    asked: Asked,
+    narrowed: Narrowed,
+    form: Form,
+    *,
+    name: str,
+    session_id: str | None = None,
+    run_id: str | None = None,
+) -> Response:
+    """All messages that are asked for. `name` is that of the file."""
+    filters = replace(narrowed.filters, session_id=session_id, run_id=run_id, newest_first=narrowed.order == "newest")
+    await asked.services.journal.settle()
+    headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
+    return StreamingResponse(_lines(asked, filters, form), headers=headers, media_type=_MEDIA[form])
+
+
+async def _lines(asked: Asked, filters: MessageFilter, form: Form) -> AsyncIterator[bytes]:
+    lines = lines_as(form)
+    yield head_of(form)
+    async for rows in asked.services.audit.export(asked.tenant, filters):
+        yield lines([message_view(row) for row in rows])

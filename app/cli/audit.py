@@ -1,0 +1,315 @@
+"""`subagentd audit`: show, export and verify what was said, from a running service or straight from its database.
+
+The database is only read, and may be in use by a server.
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from app.agent.errors import Unavailable
+from app.cli import DONE, FAILED, UNREACHABLE, USAGE, echo_json
+from app.cli.audit_lines import lines_of
+from app.client import Client, ServiceError, Unreachable
+from app.sessions.audit import MessageFilter
+from app.sessions.exporting import Form, head_of, lines_as
+from app.sessions.verifying import DAMAGE, FORGERY, Checked, report
+from app.sessions.views import message_view, moment
+from app.settings import Settings
+from app.store.database import Database, looking_connection
+from app.store.location import locate
+from app.store.messages import SqlAuditStore
+from app.store.migrate import newest, revision
+from app.store.verifying import Chains, Damaged
+from app.wiring import audit_key_of
+
+PAGE = 500
+_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+View = dict[str, Any]
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Which messages, and where they are read: from the service at `url`, or (None) in the database of the settings, as
+    `tenant`. Times in µs."""
+
+    settings: Settings
+    url: str | None
+    tenant: str
+    filters: MessageFilter
+
+    def query(self) -> dict[str, Any]:
+        """The filters as parameters of the service."""
+        names = ("session_id", "run_id", "agent", "role", "tool")
+        given = {name: getattr(self.filters, name) for name in names}
+        times = {"since": moment(self.filters.since), "until": moment(self.filters.until)}
+        return given | times | {"order": "newest" if self.filters.newest_first else "oldest"}
+
+    def client(self) -> Client:
+        """A client of the service."""
+        key = self.settings.http.key.get_secret_value() if self.settings.http.key else None
+        return Client(self.url or "", key)
+
+
+def time_of(text: str) -> int:
+    """A time in µs: RFC 3339, or how long ago (`30d`, `12h`, `45m`). Raises ValueError."""
+    count, unit = text[:-1], text[-1:]
+    if unit in _UNITS and count.isascii() and count.isdigit() and len(count) <= 6:
+        then = datetime.now(UTC) - timedelta(seconds=int(count) * _UNITS[unit])
+    else:
+        then = datetime.fromisoformat(text)
+    if then.tzinfo is None:
+        then = then.replace(tzinfo=UTC)
+    return int(then.timestamp() * 1_000_000)
+
+
+# ── show ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def show(asked: Asked, *, limit: int, as_json: bool) -> int:
+    """Print the newest messages, the oldest of them first."""
+    return _carried_out(lambda: _show(asked, limit, as_json=as_json))
+
+
+async def _show(asked: Asked, limit: int, *, as_json: bool) -> int:
+    asked = replace(asked, filters=replace(asked.filters, newest_first=True))
+    found: list[View] = []
+    async for page in _pages(asked, limit):
+        found += page
+    for view in reversed(found):
+        if as_json:
+            echo_json(view)
+        else:
+            for line in lines_of(view):
+                click.echo(line)
+    if not found:
+        click.echo("no message is of that kind", err=True)
+    return DONE
+
+
+async def _pages(asked: Asked, limit: int) -> AsyncIterator[list[View]]:
+    """At most `limit` messages in pages."""
+    cursor, left = None, limit
+    if asked.url is not None:
+        async with asked.client() as client:
+            while left > 0:
+                page = await client.page("/v1/audit", cursor=cursor, limit=min(left, PAGE), **asked.query())
+                yield page["items"]
+                left, cursor = left - len(page["items"]), page["next"]
+                if cursor is None:
+                    return
+        return
+    async with _database(asked.settings) as database:
+        store = SqlAuditStore(database.reader)
+        while left > 0:
+            rows = await store.messages(asked.tenant, asked.filters, cursor=cursor, limit=min(left, PAGE))
+            yield [message_view(row) for row in rows.items]
+            left, cursor = left - len(rows.items), rows.next
+            if cursor is None:
+                return
+
+
+# ── export ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def export(asked: Asked, *, form: Form, output: Path | None, as_json: bool) -> int:
+    """Write all messages, oldest first, to a file or to standard output. A file is there once it is complete."""
+    return _carried_out(lambda: _export(asked, form, output, as_json=as_json))
+
+
+async def _export(asked: Asked, form: Form, output: Path | None, *, as_json: bool) -> int:
+    if output is None:
+        await _write(asked, form, sys.stdout.buffer)
+        return DONE
+    part = output.with_name(f"{output.name}.part")
+    try:
+        # For the owner alone: conversations are in it.
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            await _write(asked, form, file)
+            size = file.tell()
+        part.replace(output)
+    except OSError as error:
+        click.echo(f"{output} cannot be written: {error.strerror}", err=True)
+        return USAGE
+    finally:
+        part.unlink(missing_ok=True)
+    if as_json:
+        echo_json({"file": str(output), "format": form, "size_bytes": size})
+    else:
+        click.echo(f"{output}: {size} bytes", err=True)
+    return DONE
+
+
+async def _write(asked: Asked, form: Form, file: IO[bytes]) -> None:
+    if asked.url is not None:
+        async with asked.client() as client:
+            async for chunk in client.download("/v1/audit/export", format=form, **asked.query()):
+                file.write(chunk)
+    else:
+        lines = lines_as(form)
+        file.write(head_of(form))
+        async with _database(asked.settings) as database:
+            async for rows in SqlAuditStore(database.reader).export(asked.tenant, asked.filters):
+                file.write(lines([message_view(row) for row in rows]))
+    file.flush()
+
+
+# ── verify ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def verify(
+    settings: Settings, *, session: str | None, url: str | None, tenant: str | None, rows: bool, as_json: bool
+) -> int:
+    """Verify one session, or (None) all of a tenant or of the whole database; FAILED when something is wrong. `rows`:
+    whether messages and decisions say what the log says, too."""
+    if url is not None:
+        asked = Asked(settings=settings, url=url, tenant="", filters=MessageFilter())
+        return _carried_out(lambda: _verify_there(asked, session, as_json=as_json))
+    return _carried_out(lambda: _verify_here(settings, session, tenant, rows=rows, as_json=as_json))
+
+
+class _Tally:
+    """Prints each report, and at the end what they come to."""
+
+    def __init__(self, *, one: bool, as_json: bool) -> None:
+        self._one = one
+        self._as_json = as_json
+        self._sessions = self._events = self._bad = 0
+
+    def add(self, found: Report) -> None:
+        self._sessions += 1
+        self._events += found["events"]
+        self._bad += not found["ok"]
+        if self._as_json:
+            echo_json(found)
+        elif found["ok"]:
+            head = found["head"]
+            click.echo(f"ok   {found['session_id']}  {found['events']} events, head {head['id']} {head['hash']}")
+        else:
+            bad = found["first_bad"]
+            click.echo(f"BAD  {found['session_id']}  event {bad['id']}: {bad['problem']}")
+
+    def end(self, says: str, *, keyed: bool) -> int:
+        if not self._as_json:
+            click.echo(f"{self._sessions} sessions, {self._events} events sound, {self._bad} sessions with a fault")
+            click.echo(says)
+        elif not self._one:
+            total = {"sessions": self._sessions, "events": self._events, "bad": self._bad}
+            echo_json({**total, "ok": not self._bad, "keyed": keyed, "says": says})
+        return FAILED if self._bad else DONE
+
+
+async def _verify_there(asked: Asked, session: str | None, *, as_json: bool) -> int:
+    tally = _Tally(one=session is not None, as_json=as_json)
+    last: Report = {"keyed": False, "says": ""}
+    async with asked.client() as client:
+        names = _sessions_there(client) if session is None else _alone(session)
+        async for name in names:
+            found = await client.page(f"/v1/sessions/{name}/audit/verify")
+            while found["next"] is not None:
+                found = await client.page(f"/v1/sessions/{name}/audit/verify", cursor=found["next"])
+            tally.add(found)
+            last = found
+    return tally.end(last["says"], keyed=last["keyed"])
+
+
+async def _alone(session: str) -> AsyncIterator[str]:
+    yield session
+
+
+async def _sessions_there(client: Client) -> AsyncIterator[str]:
+    """All sessions of the tenant; deleted ones are not listed."""
+    cursor = None
+    while True:
+        page = await client.page("/v1/sessions", cursor=cursor, limit=PAGE)
+        for item in page["items"]:
+            yield item["id"]
+        cursor = page["next"]
+        if cursor is None:
+            return
+
+
+async def _verify_here(
+    settings: Settings, session: str | None, tenant: str | None, *, rows: bool, as_json: bool
+) -> int:
+    key = audit_key_of(settings)
+    tally = _Tally(one=session is not None, as_json=as_json)
+    with _looking(settings, key) as chains:
+        for owner, name, checked in (
+            chains.all(tenant) if session is None else _one(chains, tenant or "default", session)
+        ):
+            shown = chains.with_rows(owner, name, checked) if rows else checked
+            tally.add(report(name, shown, keyed=key is not None))
+    return tally.end(FORGERY if key is not None else DAMAGE, keyed=key is not None)
+
+
+def _one(chains: Chains, tenant: str, session: str) -> Iterator[tuple[str, str, Checked]]:
+    found = chains.check(tenant, session)
+    if found is None:
+        click.echo(f"there is no session {session!r} of tenant {tenant!r}", err=True)
+        sys.exit(USAGE)
+    yield tenant, session, found
+
+
+# ── where it is read ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _carried_out(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Do it; the exit code, with one line about what went wrong."""
+    try:
+        return asyncio.run(work())
+    except Unreachable as error:
+        click.echo(f"{error}. Start it with `subagentd serve`, or read its database with --db.", err=True)
+        return UNREACHABLE
+    except ServiceError as error:
+        click.echo(str(error), err=True)
+        return USAGE if error.status < 500 else FAILED
+    except Damaged as error:
+        click.echo(error.message, err=True)
+        return FAILED
+    except Unavailable as error:
+        click.echo(error.message, err=True)
+        return UNREACHABLE
+
+
+@contextlib.contextmanager
+def _looking(settings: Settings, key: bytes | None = None) -> Iterator[Chains]:
+    """The chains of the database, on a connection that can only read. Ends the command where there is none."""
+    try:
+        location = locate(settings.store.url)
+    except ValueError as error:
+        click.echo(str(error), err=True)
+        sys.exit(USAGE)
+    if location.path is not None and not location.path.is_file():
+        click.echo(f"there is no database {location}: name it with --db, or a service with --url", err=True)
+        sys.exit(USAGE)
+    with closing(looking_connection(location)) as connection:
+        found = revision(connection)
+        if found != newest():
+            what = f"has schema {found}" if found else "has no schema of this service"
+            click.echo(
+                f"database {location} {what}, this version reads {newest()}: run `subagentd db upgrade`", err=True
+            )
+            sys.exit(USAGE)
+        yield Chains(connection, key)
+
+
+@contextlib.asynccontextmanager
+async def _database(settings: Settings) -> AsyncIterator[Database]:
+    with _looking(settings):
+        pass  # it is there and can be read
+    database = Database(settings.store.url, exclusive=False, read_only=True, readers=1)
+    try:
+        yield database
+    finally:
+        await database.close()

@@ -1,0 +1,340 @@
+"""Recomputes the chains of the log from what stands in the tables (`ChainStore`).
+
+Synchronous, on a connection of its own that can only read, with raw rows: what is damaged must not fail before it is
+named. A page is one short statement, so that neither memory nor a transaction grows with a session.
+"""
+
+import hmac
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from functools import cache, lru_cache, partial
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, bindparam, except_, func, make_url, select, tuple_
+from sqlalchemy.exc import DBAPIError
+
+from app.agent.errors import Unavailable
+from app.sessions.verifying import BEGINNING, Checked, Flaw, Place
+from app.store.chain import Head, seal
+from app.store.comparing import compare
+from app.store.failures import is_damage, reason, transient
+from app.store.reader import can_be_stored
+from app.store.tables import events, sessions
+
+PAGE = 500  # events of one statement
+_SLICE = 50  # of them in memory at once; one may have a megabyte
+_SESSIONS = 500
+
+_tenant: Any = bindparam("tenant")
+_session: Any = bindparam("session")
+_limit: Any = bindparam("limit")
+_last = (
+    select(func.max(events.c.seq))
+    .where(events.c.tenant_id == sessions.c.tenant_id, events.c.session_id == sessions.c.id)
+    .correlate(sessions)
+    .scalar_subquery()
+)
+_heads = select(
+    *(sessions.c[name] for name in ("tenant_id", "id", "next_seq", "head_hash", "head_mac", "erased_at")), _last
+)
+_one = _heads.where(sessions.c.tenant_id == _tenant, sessions.c.id == _session)
+_in_order = _heads.order_by(sessions.c.tenant_id, sessions.c.id).limit(_limit)
+_of_all = _in_order.where(tuple_(sessions.c.tenant_id, sessions.c.id) > tuple_(_tenant, _session))
+_of_tenant = _in_order.where(sessions.c.tenant_id == _tenant, sessions.c.id > _session)
+_page = (
+    select(*(events.c[name] for name in ("seq", "type", "run_id", "ts", "envelope", "data", "data_digest", "hash")))
+    .where(events.c.tenant_id == _tenant, events.c.session_id == _session)
+    .where(events.c.seq > bindparam("after"), events.c.seq <= bindparam("upto"))
+    .order_by(events.c.seq)
+    .limit(_limit)
+)
+_orphans = except_(select(events.c.tenant_id, events.c.session_id), select(sessions.c.tenant_id, sessions.c.id))
+
+
+@cache
+def _spoken(dialect: str, statement: Any) -> tuple[str, Mapping[str, Any]]:
+    """A statement as text, and the parameters that it brings along: as text it gives what the driver gives, damaged or
+    not."""
+    kind: Any = make_url(f"{dialect}://").get_dialect()
+    compiled = statement.compile(dialect=kind(paramstyle="named" if dialect == "sqlite" else "pyformat"))
+    return str(compiled), compiled.params
+
+
+class _Row(NamedTuple):
+    seq: int
+    type: str
+    run_id: str | None
+    ts: int
+    envelope: bytes
+    data: bytes | None
+    digest: bytes
+    hash: bytes
+
+
+class _Head(NamedTuple):
+    """The row of a session, and the number of the last event that stood in the log at the same moment."""
+
+    tenant: str
+    session_id: str
+    next_seq: Any  # these three are not trusted to be what they should
+    hash: Any
+    mac: Any
+    erased_at: int | None
+    last: int | None
+
+
+class _Envelope(msgspec.Struct):
+    """What stands in an envelope and in columns beside it."""
+
+    id: int
+    type: str
+    ts: str
+    session_id: str
+    run_id: str | None = None
+
+
+class _Closed(msgspec.Struct):
+    reason: str = ""
+
+
+_envelopes = msgspec.json.Decoder(_Envelope)
+_closings = msgspec.json.Decoder(_Closed)
+
+
+class Damaged(Unavailable):
+    """The database cannot read what it has stored."""
+
+    code = "store_damaged"
+
+
+class SqlChainStore:
+    """`ChainStore`. `connect` opens a connection that can only read; `key` is `audit.key`."""
+
+    def __init__(self, connect: Callable[[], Connection], key: bytes | None) -> None:
+        self._connect = connect
+        self._key = key
+
+    def check(
+        self, tenant: str, session_id: str, place: Place, *, limit: int, seconds: float, stop: threading.Event
+    ) -> Checked | None:
+        """See `ChainStore.check`."""
+        if not can_be_stored(session_id):
+            return None
+        enough = partial(_enough, stop, time.monotonic() + seconds)
+        with closing(self._connect()) as connection:
+            return Chains(connection, self._key).check(tenant, session_id, place, limit, enough)
+
+
+def _unreadable(problem: DBAPIError) -> Unavailable:
+    if is_damage(problem):
+        return Damaged(f"the database is damaged: {reason(problem)}")
+    return transient(problem, "the store cannot be read at the moment")
+
+
+def _enough(stop: threading.Event, until: float) -> bool:
+    return stop.is_set() or time.monotonic() > until
+
+
+def _never() -> bool:
+    return False
+
+
+class Chains:
+    """The chains of one database, over one connection; `key` None: seals are not looked at."""
+
+    def __init__(self, connection: Connection, key: bytes | None) -> None:
+        self._connection = connection
+        self._key = key
+
+    def check(
+        self,
+        tenant: str,
+        session_id: str,
+        place: Place = BEGINNING,
+        limit: int | None = None,
+        enough: Callable[[], bool] = _never,
+    ) -> Checked | None:
+        """One session, at most `limit` events of it and until `enough`; None: there is no such session."""
+        head = self._head(tenant, session_id)
+        return None if head is None else self._check(head, place, limit, enough)
+
+    def all(self, tenant: str | None = None) -> Iterator[tuple[str, str, Checked]]:
+        """Every session, of a tenant or of all: (tenant, session, what was found). Deleted ones, too; at the end those
+        that have events and no row of their own. Raises `Damaged` when sessions cannot even be listed."""
+        last = (tenant or "", "")
+        while True:
+            asked = {"tenant": last[0], "session": last[1], "limit": _SESSIONS}
+            heads = [_Head(*row) for row in self._rows(_of_all if tenant is None else _of_tenant, asked)]
+            for head in heads:
+                yield head.tenant, head.session_id, self._check(head, BEGINNING)
+            if len(heads) < _SESSIONS:
+                break
+            last = heads[-1].tenant, heads[-1].session_id
+        for owner, session_id in self._rows(_orphans, {}):
+            if tenant is None or owner == tenant:
+                flaw = Flaw(id=1, problem="there are events, but the row of their session is missing")
+                empty = Checked(place=BEGINNING, head=0, head_hash=b"", flaw=flaw, complete=True)
+                yield owner, session_id, empty
+
+    def with_rows(self, tenant: str, session_id: str, checked: Checked) -> Checked:
+        """The same, once messages and decisions of a sound chain were compared with it."""
+        if checked.flaw is not None or not checked.complete:
+            return checked
+        try:
+            return replace(checked, flaw=compare(self._connection, tenant, session_id))
+        except DBAPIError as problem:
+            raise _unreadable(problem) from problem
+
+    def _head(self, tenant: str, session_id: str) -> _Head | None:
+        found = list(self._rows(_one, {"tenant": tenant, "session": session_id}))
+        return _Head(*found[0]) if found else None
+
+    def _rows(self, statement: Any, parameters: dict[str, Any]) -> Iterator[Any]:
+        text, own = _spoken(self._connection.dialect.name, statement)
+        try:
+            result = self._connection.exec_driver_sql(text, {**own, **parameters})
+            while rows := result.fetchmany(_SLICE):
+                yield from rows
+        except DBAPIError as problem:
+            raise _unreadable(problem) from problem
+
+    def _check(
+        self, head: _Head, place: Place, limit: int | None = None, enough: Callable[[], bool] = _never
+    ) -> Checked:
+        """Pages behind `place`. The head was read first: what is added meanwhile lies beyond it."""
+        if not (isinstance(head.next_seq, int) and isinstance(head.hash, bytes)):
+            flaw = Flaw(id=1, problem="the head in the session's row cannot be read: it was damaged")
+            return Checked(place=place, head=0, head_hash=b"", flaw=flaw, complete=True)
+        start = place.seq
+        while place.seq < head.next_seq - 1:
+            count = PAGE if limit is None else min(PAGE, start + limit - place.seq)
+            if count <= 0 or (place.seq > start and enough()):
+                return _checked(head, place, complete=False)
+            after = place.seq
+            head, place, found = self._page(head, place, count)
+            if found is not None:
+                return _checked(head, place, found)
+            if place.seq == after:
+                break
+        return _checked(head, place, self._end(head, place))
+
+    def _page(self, head: _Head, place: Place, limit: int) -> tuple[_Head, Place, Flaw | None]:
+        """Some events behind `place`; how far they are sound, and the flaw of the one behind."""
+        seq, previous, erased = place.seq, place.hash, place.erased
+        asked = {"tenant": head.tenant, "session": head.session_id, "after": seq, "upto": head.next_seq - 1}
+        flaw = None
+        try:
+            for row in map(_Row._make, self._rows(_page, {**asked, "limit": limit})):
+                problem = _problem(row, seq + 1, previous, head.session_id)
+                if problem is None and row.data is None and head.erased_at is None:
+                    head = self._head(head.tenant, head.session_id) or head  # perhaps deleted since it was read
+                    problem = _GONE if head.erased_at is None else None
+                if problem is not None:
+                    flaw = Flaw(id=seq + 1, problem=problem)
+                    break
+                if row.data is None:
+                    erased = erased or row.seq
+                elif erased:
+                    if not _says_deleted(row.type, row.data):
+                        flaw = Flaw(id=erased, problem=_UNEXPLAINED)
+                        break
+                    erased = 0
+                seq, previous = row.seq, row.hash
+        except (TypeError, ValueError, msgspec.MsgspecError):
+            flaw = Flaw(id=seq + 1, problem="its row cannot be read: it was damaged")
+        except Damaged as problem:
+            flaw = Flaw(id=seq + 1, problem=f"its row cannot be read: {problem.message}")
+        return head, Place(seq=seq, hash=previous, erased=erased), flaw
+
+    def _end(self, head: _Head, place: Place) -> Flaw | None:
+        """What is wrong with the end of the chain, once all events are sound."""
+        last = head.next_seq - 1
+        if place.seq < last:
+            lost = f"event {last} is" if place.seq == last - 1 else f"events {place.seq + 1} to {last} are"
+            return _flaw(place.seq + 1, f"the tail is cut: {lost} missing, the session's head is event {last}")
+        if place.seq > last:
+            return _flaw(last + 1, f"it was there before, and the head is event {last}: the session was set back")
+        if (head.last or 0) > last:
+            return _flaw(last + 1, f"it stands behind the head, event {last}: added, or the head was set back")
+        if place.hash != head.hash:
+            return _flaw(last, "the head in the session's row is not the hash of this event: one was changed")
+        if place.erased:
+            return _flaw(place.erased, _UNEXPLAINED)
+        if self._key is None:
+            return None
+        if head.mac is None:
+            return _flaw(last, "the head has no seal: it was written without audit.key, or the seal was taken away")
+        right = seal(self._key, Head(head.next_seq, head.hash))
+        if not (isinstance(head.mac, bytes) and hmac.compare_digest(right, head.mac)):
+            return _flaw(last, "the seal of the head is not of this audit.key: forged, or sealed with another key")
+        return None
+
+
+_GONE = "its data is gone, though its session was not deleted"
+_UNEXPLAINED = "its data is gone, and no event behind it says that the session was deleted"
+
+
+def _says_deleted(kind: str, data: bytes) -> bool:
+    return kind == "session.closed" and _closings.decode(data).reason == "deleted"
+
+
+def _flaw(number: int, problem: str) -> Flaw:
+    return Flaw(id=number, problem=problem)
+
+
+def _checked(head: _Head, place: Place, flaw: Flaw | None = None, *, complete: bool = True) -> Checked:
+    return Checked(place=place, head=head.next_seq - 1, head_hash=head.hash, flaw=flaw, complete=complete)
+
+
+def _problem(row: _Row, number: int, previous: bytes, session_id: str) -> str | None:
+    """What is wrong with the event that should be this `number`, behind one with this hash."""
+    if row.seq != number:
+        lost = f"event {number} is" if row.seq == number + 1 else f"events {number} to {row.seq - 1} are"
+        return f"{lost} missing: event {row.seq} stands behind event {number - 1}"
+    inner = row.digest if row.data is None else sha256(row.data).digest()
+    if inner != row.digest or sha256(previous + row.envelope + inner).digest() != row.hash:
+        return _changed(row, previous, inner, session_id)
+    return _columns(row, session_id)
+
+
+def _changed(row: _Row, previous: bytes, inner: bytes, session_id: str) -> str:
+    """Which part of an event does not fit the others."""
+    try:
+        told = _envelopes.decode(row.envelope)
+    except msgspec.MsgspecError:
+        return "its envelope was changed"
+    if told.id != row.seq or told.session_id != session_id:
+        other = "" if told.session_id == session_id else f" of session {told.session_id}"
+        return f"event {told.id}{other} stands in its place: swapped, moved or changed"
+    if inner == row.digest:
+        return "its envelope or its hash was changed"
+    if sha256(previous + row.envelope + row.digest).digest() == row.hash:
+        return "its data was changed"
+    if sha256(previous + row.envelope + inner).digest() == row.hash:
+        return "the digest of its data was changed"
+    return "its data and its hash, envelope or digest were changed"
+
+
+@lru_cache(maxsize=256)
+def _second(seconds: int) -> str:
+    """The form of `wire.timestamp`, which belongs to the thread of the event loop."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def _columns(row: _Row, session_id: str) -> str | None:
+    """Streams and filters go by columns that no hash covers: they say what the envelope says."""
+    told = _envelopes.decode(row.envelope)
+    if told.id != row.seq or told.session_id != session_id:
+        return f"event {told.id} of session {told.session_id} stands in its place: the service did not write this"
+    if told.type != row.type:
+        return f"its column type says {row.type!r}, its envelope {told.type!r}"
+    if told.run_id != row.run_id:
+        return f"its column run_id says {row.run_id!r}, its envelope {told.run_id!r}"
+    if told.ts != f"{_second(row.ts // 1_000_000)}.{row.ts // 1000 % 1000:03d}Z":
+        return "its column ts says another time than its envelope"
+    return None

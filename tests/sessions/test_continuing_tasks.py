@@ -1,0 +1,177 @@
+"""Background tasks over the deaths of processes: they end once, and whoever began them is told of it once."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.sessions.requests import OnBusy
+from tests.longer import times
+from tests.plan import ask, call, task
+from tests.sessions.lives import Story, row_problems, still
+from tests.sessions.test_continuing import all_events, lives_of
+from tests.world import World
+
+pytestmark = [pytest.mark.slow, pytest.mark.spec("12.7", "9.2")]
+WORK = {"text": "w", "calls": [call("look", key="l"), call("touch", key="a")]}
+
+
+def behind(*turns: Any, name: str = "t", **more: Any) -> dict[str, Any]:
+    """A task in the background."""
+    return call(
+        "execute_task", name="node", description="d", prompt=task(*turns), run_in_background=True,
+        subagent_name=name, **more,
+    )  # fmt: skip
+
+
+def touch(key: str) -> dict[str, Any]:
+    """A step with an effect."""
+    return {"calls": [call("touch", key=key)]}
+
+
+async def whose_parent_goes_on(w: World) -> None:
+    """The run that began it has more to do."""
+    plan = task({"calls": [behind(WORK, "done")]}, touch("p1"), touch("p2"), "The end.")
+    await w.run(plan, surfaces=["task"])
+
+
+async def whose_parent_has_ended(w: World) -> None:
+    """And the session's next turn is told."""
+    session = await w.session(surfaces=["task"])
+    await w.finished(await w.turn(session, task({"calls": [behind(WORK, touch("b"), "done")]}, "first")))
+    await still(w)
+    await w.turn(session, "And now?")
+
+
+async def that_begins_another(w: World) -> None:
+    """A level below, and ends before that."""
+    session = await w.session(surfaces=["task"])
+    outer = behind({"calls": [behind(WORK, "inner", name="in"), call("touch", key="x")]}, "outer", name="out")
+    await w.finished(await w.turn(session, task({"calls": [outer]}, "first")))
+    await still(w)
+    await w.turn(session, "And now?")
+
+
+async def beside_one_that_is_waited_for(w: World) -> None:
+    """Two in the background, one in front."""
+    front = call("execute_task", name="node", description="d", prompt=task(touch("c"), "f"), subagent_name="f")
+    calls = [behind(WORK, "b1", name="t1"), behind(touch("b"), "b2", name="t2"), front]
+    await w.run(task({"calls": calls}, "The end."), surfaces=["task"])
+
+
+async def of_agents_that_remember(w: World) -> None:
+    """One after the other on one memory."""
+
+    def keeper(number: int) -> dict[str, Any]:
+        plan = task(touch(f"k{number}"), f"kept {number}")
+        return call("execute_task", name="keeper", description="d", prompt=plan, run_in_background=True)
+
+    agents = [w.node(), w.node("keeper", session_mode="reuse_session")]
+    plan = task({"calls": [keeper(1), keeper(2)]}, {"calls": [keeper(3)]}, "The end.")
+    await w.run(plan, surfaces=["task"], agents=agents)
+
+
+async def that_is_resumed(w: World) -> None:
+    """And remembers what it had read."""
+    session = await w.session(surfaces=["task"])
+    reading = {"text": "I remember 77", "calls": [call("look", key="r")]}
+    first = call("execute_task", name="node", description="d", prompt=task(reading, "one"), subagent_name="keeper")
+    await w.finished(await w.turn(session, task({"calls": [first]}, "one.")))
+    await still(w)
+    await w.turn(session, task({"calls": [behind(touch("s"), "second", name="again", resume="keeper")]}, "The end."))
+
+
+async def of_a_caller(w: World) -> None:
+    """A delegation that nobody in here waits for."""
+    deep = ask(task(touch("q"), "deep"))
+    await w.delegate(task(WORK, {"calls": [deep]}, "done"), policy={"max_depth": 3})
+
+
+STORIES = (
+    whose_parent_goes_on, whose_parent_has_ended, that_begins_another, beside_one_that_is_waited_for,
+    of_agents_that_remember, that_is_resumed, of_a_caller,
+)  # fmt: skip
+
+
+async def ends(w: World) -> Counter[tuple[Any, ...]]:
+    """How all runs have ended. What one says that has begun a task depends on when it was told."""
+    begun = {row["run_id"] for row in await w.rows("handoffs", background=True)}
+    return Counter(
+        (row["depth"], row["agent"], row["status"], row["turn"],
+         row["output"] if row["depth"] and row["id"] not in begun else "")
+        for row in await w.rows("runs")
+    )  # fmt: skip
+
+
+async def handoffs(w: World) -> Counter[tuple[Any, ...]]:
+    """How all delegations have ended."""
+    return Counter((r["agent"], r["status"], r["background"], len(r["run_ids"])) for r in await w.rows("handoffs"))
+
+
+@pytest.mark.slow
+@pytest.mark.spec("9.4", "9.6")
+@pytest.mark.parametrize("begin", STORIES, ids=lambda begin: begin.__name__)
+@pytest.mark.parametrize("gap", [0, 4])
+async def test_tasks_go_on_after_a_crash_at_any_event_and_their_ends_are_told_once(
+    tmp_path: Path, begin: Any, gap: int
+) -> None:
+    story = Story(begin)
+    whole = await story.whole(tmp_path)
+    async with story.ends(tmp_path / "whole") as w:
+        expected, delegated = await ends(w), await handoffs(w)
+    for life in lives_of(whole)[:: times(6, 1)]:
+        folder = tmp_path / str(life)
+        await story.after(folder, life, *(gap, gap, gap) if gap else ())
+        async with story.ends(folder) as w:
+            assert await row_problems(w) == [], life
+            assert await ends(w) - expected == Counter(), life
+            assert await handoffs(w) - delegated == Counter(), life
+            assert all(count == 1 for count in story.done.values()), life
+            for run in await w.rows("runs", depth=0):
+                assert run["status"] == "completed"
+            await told_at_last(w)
+
+
+async def told_at_last(w: World) -> None:
+    """The next turn is told what nobody was told before."""
+    (session,) = await w.rows("sessions")
+    if session["agent"] is None:
+        return
+    await w.finished(await w.turn(session["id"], "Anything else?"))
+    await still(w)
+    assert [row for row in await w.rows("notices") if row["status"] == "pending"] == []
+    assert await row_problems(w) == []
+
+
+async def test_the_result_of_a_task_is_fetched_after_a_restart_also_while_it_is_only_being_taken_up(
+    tmp_path: Path,
+) -> None:
+    async def begin(w: World) -> None:
+        session = await w.session(surfaces=["task"])
+        await w.finished(await w.turn(session, task({"calls": [behind(WORK, touch("b"), "done")]}, "first")))
+
+    story = Story(begin)
+    whole, fetched_once = await story.whole(tmp_path), 0
+    for life in range(14, whole, times(9, 1)):
+        folder = tmp_path / str(life)
+        await story.after(folder, life)
+        async with story.begun(folder) as w:
+            rows = await w.rows("handoffs")
+            if not rows:
+                continue
+            fetch = call("get_task_output", task_id=rows[0]["id"])
+            turn = await w.turn(rows[0]["session_id"], task({"calls": [fetch]}, "fetched"), on_busy=OnBusy.ENQUEUE)
+            row = await w.finished(turn)
+            assert row["status"] == "completed"
+            await still(w)
+            assert await row_problems(w) == []
+            told = [row["status"] for row in await w.rows("notices")]
+            if told == ["delivered"]:
+                continue  # it was told before it could ask
+            fetched_once += 1
+            results = [e["data"] for e in await all_events(w) if e["type"] == "tool.result"]
+            (fetched,) = [data["content"] for data in results if data["tool"] == "get_task_output"]
+            assert fetched == f"Task ID: {rows[0]['id']}\nStatus: Completed\n\nResult:\ndone"
+            assert told == ["acknowledged"]
+    assert fetched_once

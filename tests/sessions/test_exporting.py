@@ -1,0 +1,75 @@
+"""Messages as lines: what a reader of CSV gets back, and that a spreadsheet carries nothing out."""
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.sessions.exporting import COLUMNS, cell, csv_lines, head_of, lines_as, ndjson_lines
+from app.sessions.views import message_view
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {"ts": 1_800_000_000_000_000, "role": "assistant", "is_subagent": True, "depth": 1, "content": "Hello."}
+    return message_view(row | fields)
+
+
+def read(data: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
+
+
+@pytest.mark.spec("12.4")
+def test_every_field_of_a_message_has_its_column() -> None:
+    assert set(COLUMNS) == set(message())
+    (row,) = read(head_of("csv") + csv_lines([message(tool_calls=[{"name": "grep"}], tokens=7, content="你好, 世界")]))
+    assert (row["content"], row["tokens"], row["depth"], row["is_subagent"]) == ("你好, 世界", "7", "1", "true")
+    assert json.loads(row["tool_calls"]) == [{"name": "grep"}]
+    assert (row["reasoning"], row["ts"]) == ("", "2027-01-15T08:00:00.000Z")
+
+
+@pytest.mark.spec("12.4")
+@given(st.lists(TEXTS, max_size=4))
+def test_a_reader_of_csv_gets_every_text_back_as_it_was_guarded(texts: list[str]) -> None:
+    data = head_of("csv") + csv_lines([message(content=text) for text in texts])
+    assert [row["content"] for row in read(data)] == [cell(text) for text in texts]
+    for text in texts:
+        assert cell(text) in (text, f"'{text}")
+
+
+@pytest.mark.spec("12.4")
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "＝1", "＠x", "\u3000=1"]
+)
+def test_what_a_spreadsheet_would_carry_out_gets_an_apostrophe(text: str) -> None:
+    assert cell(text) == f"'{text}"
+    for column in ("content", "name", "agent", "tool", "reasoning", "tool_call_id"):
+        (row,) = read(head_of("csv") + csv_lines([message(**{column: text})]))
+        assert row[column] == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["", "a=b", "1-1", "'quoted'", "(=1)", "  plain", "我+你"])
+def test_other_texts_stay_as_they_are(text: str) -> None:
+    assert cell(text) == text
+
+
+@pytest.mark.spec("12.4")
+def test_lines_end_as_the_rfc_says_and_quotes_are_doubled() -> None:
+    data = csv_lines([message(content='He said "no",\nand left.')])
+    assert data.endswith(b"\r\n")
+    assert b'"He said ""no"",\nand left."' in data
+    assert head_of("csv") == ",".join(COLUMNS).encode() + b"\r\n"
+
+
+@pytest.mark.spec("12.4")
+def test_ndjson_has_no_head_and_leaves_texts_alone() -> None:
+    assert head_of("ndjson") == b""
+    assert lines_as("ndjson") is ndjson_lines
+    (line,) = ndjson_lines([message(content="=1+1\n")]).splitlines()
+    assert json.loads(line) == message(content="=1+1\n")
