@@ -131,7 +131,10 @@ def c6_no_call_starts_twice(evidence: Evidence, session: Session) -> list[str]:
         kinds = Counter(kind for kind, _ in real[call])
         tries = Counter(real[call])
         found += [f"call {call} ({kind}) ran {n} times" for kind, n in kinds.items() if kind in EFFECTS and n > 1]
-        found += [f"call {call} ran {n} times in attempt {at}" for (_, at), n in tries.items() if n > 1]
+        # what only reads is done again by each process, also by one that dies before its attempt is stored
+        found += [
+            f"call {call} ran {n} times in attempt {at}" for (k, at), n in tries.items() if n > 1 and k in EFFECTS
+        ]
     runs = {event.run or "" for event in session.events}
     loose = [call for run in runs & evidence.ran_in.keys() for call in evidence.ran_in[run] - asked]
     return found + [f"call {call} ran without a stored start" for call in loose if real[call][0][0] in EFFECTS]
@@ -153,7 +156,7 @@ def c7_children_end_first(evidence: Evidence, session: Session) -> list[str]:
 def c8_budgets_hold(evidence: Evidence, session: Session) -> list[str]:
     """Under a limit of model calls, neither the model was asked nor the log counts more often than that, plus one call
     under way for each run that was open when a process ended, and for each process that may have ended before it had
-    stored that the tree was asked for: its client has asked again."""
+    stored anything of the tree: its client has asked again."""
     ends = {e.run: e for e in session.events if e.type in FINAL}
     tags = {tag for run, e in session.queued.items() if (tag := _tag(e)) and evidence.limits.get(tag) is not None}
     found = []
@@ -164,10 +167,11 @@ def c8_budgets_hold(evidence: Evidence, session: Session) -> list[str]:
             for boot in evidence.boots
             for run, e in session.queued.items()
         )
-        slack += any(boot.dead < session.events[0].ts for boot in evidence.boots)
+        # a whole tree of which nothing was stored, and nobody has seen anything
+        unseen = limit if any(boot.dead < session.events[0].ts for boot in evidence.boots) else 0
         roots = [end for run, end in ends.items() if run and not session.queued[run].head.get("parent_run_id")]
         counted = sum(end.data["usage_total"]["model_calls"] for end in roots)
-        for what, many in (("the model was asked", evidence.model_calls[tag]), ("the log counts", counted)):
+        for what, many in (("the model was asked", evidence.model_calls[tag] - unseen), ("the log counts", counted)):
             if many > limit + slack:
                 found.append(f"{session.id}: {what} {many} times under a limit of {limit} (and {slack} under way)")
     return found
