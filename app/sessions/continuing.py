@@ -146,16 +146,20 @@ class Continuing:
         for row in left.open_runs:
             self._supervisor.expect_answers(call.left for call in left.traces[row["id"]].calls.values())
         self._set_aside(left, going)
+        # before anything goes on: who does takes what was set aside for it
+        aside = {handoff["id"] for handoff in left.handoffs if self._is_aside(handoff)}
         for handoff in left.handoffs:  # before the turns, which may ask for the results of tasks
-            if not self._is_aside(handoff):
+            if handoff["id"] not in aside:
                 self._went_on(session, left, going, handoff)
         for row in sorted(left.open_runs, key=lambda each: each["ordinal"]):
             if row["depth"] == 0:
                 await self._tried(left, going, row, self._turn(session, left, row))
         left.open_runs[:] = [row for row in left.open_runs if row["id"] not in going]
         gone = {row["handoff_id"] for row in left.open_runs}
-        found = {each["id"] for each in left.handoffs if each["id"] in left.begun or self._is_aside(each)}
-        left.handoffs[:] = [each for each in left.handoffs if each["id"] in gone or each["id"] not in found]
+        dropped, found = {row["id"] for row in left.open_runs}, aside | left.begun
+        left.handoffs[:] = [
+            each for each in left.handoffs if each["id"] in gone or each["run_id"] in dropped or each["id"] not in found
+        ]
 
     async def _tried(self, left: Left, going: set[str], row: Row, work: Coroutine[Any, Any, None]) -> None:
         """Go on with a turn; where that cannot be, nothing below it goes on either."""
