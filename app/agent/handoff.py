@@ -154,7 +154,7 @@ class Handoffs:
         with kept:  # left in one breath with its end, so that the session is idle by then
             try:
                 await self._carried_out(handoff)
-            except Exception:
+            except Exception:  # the border of a task of its own: nobody awaits it who could be told
                 log.exception("task %s failed", handoff.id)
 
     # ── those of another process ────────────────────────────────────────────────────────────────────────────────

@@ -285,7 +285,7 @@ class Continuing:
         try:
             await patiently(f"the memory of run {row['id']}", seat.opened)
             self._supervisor.launch(replace(request, seat=seat, progress=self._progress(left, row)))
-        except BaseException:
+        except BaseException:  # the border of the seat: whatever ends this, cancellation too, gives the place back
             seat.leave()
             raise
 

@@ -123,13 +123,7 @@ class Delegations:
         inherited = {d.tool_name for d in session.inline.values() if d.tool_name}
         names = self._reader.tool_names([] if inline is None else [inline], session.tenant) | inherited
         definition = self._target(session, _agent_of(given, point), inline, names)
-        if point is not None and definition.name != point.agent:
-            raise InvalidRequest(
-                f"task {point.task_id} is one of the agent {point.agent!r}, not of {definition.name!r}: leave agent "
-                "out",
-                code="other_agent",
-                errors=[{"at": "agent", "message": f"the task is one of {point.agent!r}"}],
-            )
+        _check_agent(definition, point)
         policy = HandoffPolicy().replaced(definition.policy).replaced(policy_of(self._reader, given.policy, "policy"))
         # what a caller says itself holds against the definition, as a session's model does against its lead's
         if given.model is not None:
@@ -289,6 +283,16 @@ class Delegations:
         """Wait for what is still being told; the runs themselves are the supervisor's to end."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=5)
+
+
+def _check_agent(definition: AgentDefinition, point: ResumePoint | None) -> None:
+    """A task is resumed by the agent that it is one of."""
+    if point is not None and definition.name != point.agent:
+        raise InvalidRequest(
+            f"task {point.task_id} is one of the agent {point.agent!r}, not of {definition.name!r}: leave agent out",
+            code="other_agent",
+            errors=[{"at": "agent", "message": f"the task is one of {point.agent!r}"}],
+        )
 
 
 def _session_for(given: DelegationInput, inline: Mapping[str, Any] | None) -> SessionInput:
