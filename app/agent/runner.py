@@ -204,11 +204,7 @@ class SubAgentRunner:
         progress = request.progress
         self._stated(live, model.name, names)
         self._start_clocks(live, on_timeout)
-        live.hooks = self._equipment.subagent_hooks(live)
-        again = live.started = progress is not None and progress.subagent
-        # what hooks add to a task is known once it was said
-        heard = again and progress is not None and progress.task_seq is not None
-        added = await live.hooks.started(request.task) if live.hooks is not None and not heard else ()
+        added = await self._greeted(live)
         counter, max_tokens = self._parts.models.counter(model.name), request.definition.max_tokens
         live.meter = Meter(live.budget, model.prices, max_tokens, root=request.parent is None, count=reserving(counter))
         work = Work(
@@ -245,7 +241,7 @@ class SubAgentRunner:
             notices=self._notices,
         )
         if run.depth:
-            self._begun(live, again=again)
+            self._begun(live, again=live.started)
         work.clearance = self._equipment.clearance(live, work)
         if progress is not None and progress.started:
             work.take_up(progress)
@@ -253,6 +249,14 @@ class SubAgentRunner:
             self._say_what_to_do(work, request, added, self._equipment.prompt(request, offered))
         faults.hit("run_opened")
         return work
+
+    async def _greeted(self, live: LiveRun) -> tuple[str, ...]:
+        """What hooks at the start of a subagent add to its task; they are not asked again once it was said."""
+        progress = live.request.progress
+        live.hooks = self._equipment.subagent_hooks(live)
+        live.started = progress is not None and progress.subagent
+        heard = live.started and progress is not None and progress.task_seq is not None
+        return await live.hooks.started(live.request.task) if live.hooks is not None and not heard else ()
 
     def _stated(self, live: LiveRun, model: str, tools: list[str]) -> None:
         """State that the run begins, or goes on."""
