@@ -15,7 +15,7 @@ from tests.chaos.recorder import Answered, Lost, RecordingClient
 from tests.chaos.server import TENANTS, Abilities, Server
 
 CANCELLED, WATCHED, FOLLOWED, FOREIGN = 0.06, 0.4, 0.15, 0.05  # of the trees
-LOOK_S = 0.1  # between two looks into the inbox
+LOOK_S = 0.1  # between two looks into the inbox, or at the tasks
 Run = tuple[str, str]  # id, id of its session
 
 
@@ -43,11 +43,14 @@ class Load:
         return RecordingClient(self._server.url, self._server.keys[tenant], tenant, path, self._server.there)
 
     async def finish(self, within_s: float) -> None:
-        """Start one tree with everything and no other, and wait until all have ended. Raises `TimeoutError` when they
-        do not."""
+        """Start one tree with everything and no other, and wait until all have ended, and the tasks that nobody waited
+        for: persons go on answering for that long. Raises `TimeoutError` when they do not."""
         self._going_on = False
         async with asyncio.timeout(within_s):
             await asyncio.gather(self._everything(), *self._workers)
+            if self._abilities.background:
+                for tenant in TENANTS:
+                    await self._tasks_ended(tenant)
 
     async def stop(self) -> None:
         """Go, whatever is under way."""
@@ -87,6 +90,23 @@ class Load:
             async for _ in client.follow(path, until="idle"):
                 pass
             await client.insist("GET", f"/v1/runs/{answer.body['id']}")
+
+    async def _tasks_ended(self, tenant: str) -> None:
+        """Wait until no background task of a tenant is open."""
+        async with self._client(tenant, f"tasks-{tenant}") as client:
+            while await self._any_open(client):
+                await asyncio.sleep(LOOK_S)
+
+    @staticmethod
+    async def _any_open(client: RecordingClient) -> bool:
+        cursor = ""
+        while True:
+            page = (await client.insist("GET", f"/v1/tasks?limit=500{cursor}")).body
+            if any(task["ended_at"] is None for task in page["items"]):
+                return True
+            if page["next"] is None:
+                return False
+            cursor = f"&cursor={page['next']}"
 
     async def _tree(self, client: RecordingClient, number: int, rng: Random) -> None:
         body, limit = session(rng)
