@@ -116,12 +116,13 @@ class Wired:
         services = self.services
         services.sessions.stopping = True
         services.feed.close()
+        services.idempotency.refuse()
+        self.recovery.refuse()
         await self.watcher.close()
         await services.access.close()
-        await self.recovery.stop()
         await services.sessions.close(grace_s)
-        await services.delegations.close()
-        await services.idempotency.close()
+        await self.recovery.stop()  # whatever it still reads had the grace as well
+        await asyncio.gather(services.delegations.close(), services.idempotency.close())
 
     async def close(self) -> None:
         """Store what is left and give everything back; the last call."""

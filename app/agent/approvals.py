@@ -81,6 +81,7 @@ class Approvals:
         self._open: dict[str, Question] = {}
         self._rules: dict[str, list[PermissionRule]] = {}
         self._expected: dict[str, asyncio.Future[None]] = {}
+        self._ending = False
 
     def rules(self, session_id: str) -> tuple[PermissionRule, ...]:
         """What persons have allowed for a session."""
@@ -168,6 +169,8 @@ class Approvals:
 
     def expect(self, approval_id: str) -> None:
         """A question of an earlier process that its run is about to put again."""
+        if self._ending:
+            return
         self._expected[approval_id] = asyncio.get_running_loop().create_future()
 
     def unexpect(self, approval_id: str) -> None:
@@ -188,6 +191,7 @@ class Approvals:
 
     def expect_no_more(self) -> None:
         """The process ends: what was not put again is put by the next one."""
+        self._ending = True
         for approval_id in list(self._expected):
             self.unexpect(approval_id)
 

@@ -111,7 +111,7 @@ class RunSupervisor:
         self._ended: OrderedDict[str, tuple[Run, int | None]] = OrderedDict()
         self._endings: set[asyncio.Task[None]] = set()
         self._timeouts: set[asyncio.Task[tuple[str, ...]]] = set()
-        self._stopping = False
+        self._stopping = self._over = False
         self.drains = False
         self._taken_up: Callable[[Run], None] | None = None
         self.slots = Slots(parts.concurrent_runs)
@@ -377,7 +377,7 @@ class RunSupervisor:
     def launch(self, request: RunRequest) -> Run:
         """Record the run as queued and start its task. The session must be kept open by `work`."""
         goes_on = self.drains and (request.depth > 0 or request.progress is not None)  # in the next process, if need be
-        if self._stopping and not goes_on:
+        if self._over or (self._stopping and not goes_on):
             raise Unavailable("the service is stopping: start the run again in a moment", code="stopping")
         air = self._sessions[request.session.id]
         parent = self._flights.get(request.parent.id) if request.parent is not None else None
@@ -606,6 +606,7 @@ class RunSupervisor:
             self._drain()
         elif waiting:
             await asyncio.wait(waiting, timeout=grace_s)
+        self._over = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(INTERRUPT_S):
                 # again: one that completes meanwhile leaves its tasks to nobody

@@ -17,6 +17,7 @@ from app.agent import events
 from app.agent.errors import Conflict, InvalidRequest, Unavailable
 from app.agent.events import Event, EventKind, Write
 from app.agent.ids import now_us
+from app.agent.patience import STOPPING
 from app.sessions.along import along
 from app.sessions.journal import TAKE_S, Journal
 from app.sessions.views import started_view
@@ -26,7 +27,7 @@ HEADER = "Idempotency-Key"
 MAX_CHARS = 255
 CLEAN_EVERY_S = 60.0  # for each tenant, when it uses a key
 CLEAN_ROWS = 200  # at once: few enough for one short transaction
-CLOSE_S = 5.0
+CLOSE_S = 0.2  # for answers whose work is done
 
 T = TypeVar("T")
 
@@ -179,6 +180,8 @@ class Idempotency:
         self._keep_us = int(keep_s * 1_000_000)
         self._open: dict[tuple[str, str], _Claim] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._looking: set[asyncio.Task[Any]] = set()
+        self._stopping = False
         self._cleaned: dict[str, float] = {}  # when, by tenant
 
     async def once(self, request: KeyedRequest, making: Making, work: Callable[[], Awaitable[T]]) -> Once[T]:
@@ -199,9 +202,7 @@ class Idempotency:
     async def _once(self, claim: _Claim, making: Making, work: Callable[[], Awaitable[T]]) -> Once[T]:
         request = claim.request
         try:
-            # A request that was cut short may have recorded its event while the store was away.
-            await self._journal.flush(TAKE_S)
-            found = await self._store.find(request.tenant, request.name, now_us())
+            found = await self._looked_up(request)
             claim.found.set_result(found)
             if found is not None:
                 return _again(request, found)
@@ -210,10 +211,29 @@ class Idempotency:
                 made = await work()
             self._clean_soon(request.tenant)
             return Once(made=made, kept=answers[0] if answers else None)
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            # What it made, if anything, stands in the log with its key: the next process answers with that.
+            raise Unavailable("the service is stopping: send it again in a moment", code=STOPPING) from None
         finally:
             del self._open[request.tenant, request.name]
             if not claim.found.done():
                 claim.found.set_result(None)
+
+    async def _looked_up(self, request: KeyedRequest) -> Kept | None:
+        """What a key stands for."""
+        task = asyncio.current_task()
+        assert task is not None, "requests are carried out in tasks of their own"
+        if self._stopping:
+            raise asyncio.CancelledError
+        self._looking.add(task)
+        try:
+            # A request that was cut short may have recorded its event while the store was away.
+            await self._journal.flush(TAKE_S)
+            return await self._store.find(request.tenant, request.name, now_us())
+        finally:
+            self._looking.discard(task)
 
     def _row(
         self, request: KeyedRequest, making: Making, answers: list[Mapping[str, Any]], event: Event
@@ -269,7 +289,18 @@ class Idempotency:
         if not task.cancelled():
             task.exception()  # fetched here for callers that are not there any more
 
+    def refuse(self) -> None:
+        """Carry out nothing that has not begun: whoever is still looked up is told to ask again."""
+        self._stopping = True
+        for task in self._looking:
+            task.cancel()
+
     async def close(self) -> None:
-        """Wait for what is still being carried out."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=CLOSE_S)
+        """End what is still being carried out, most of which only reads."""
+        self.refuse()
+        tasks = set(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 TELLING = 8  # hooks at a time: a crash may leave thousands of runs, and they may all go to one receiver
 AT_ONCE = 16  # sessions that are looked at together
 FIRST_S = 0.1  # for the service to open its port
-STOP_S = 2.0  # for what is being looked at when the service stops
 
 Row = Mapping[str, Any]
 
@@ -134,12 +133,14 @@ class Recovery:
         """Wait until the hooks have been told; each has its own time for that."""
         await asyncio.gather(*self._telling, return_exceptions=True)
 
-    async def stop(self) -> None:
-        """Take up nothing more: what is not gone on with is left as it is."""
+    def refuse(self) -> None:
+        """Begin with no session more."""
         self._stopped.set()
+
+    async def stop(self) -> None:
+        """Take up nothing more: what is not gone on with is left as it is, as a crash would leave it."""
+        self.refuse()
         waiting = list(self._waiting.values())
-        if waiting:  # whoever reads ends by itself
-            await asyncio.wait(waiting, timeout=STOP_S)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.world import Plan, chaos
-from tests.longer import LONG, times
+from tests.longer import times
 from tests.processes import linux
 
 PLAN = Plan(
@@ -16,7 +16,6 @@ PLAN = Plan(
     seed=20,
     aimed=times(8, 25),
     moments=(0.1, times(5, 15) / 10),
-    recovery=None if LONG else "interrupt",
 )
 
 

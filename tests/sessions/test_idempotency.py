@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.agent.errors import Conflict, InvalidRequest, NotFound
+from app.agent.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from app.agent.events import Event, Write
 from app.agent.ids import now_us
 from app.sessions import idempotency as module
@@ -24,6 +24,8 @@ from app.sessions.idempotency import (
     SESSION,
     TURN,
     Idempotency,
+    IdempotencyStore,
+    Kept,
     KeyedRequest,
     KeyInUse,
     KeyReused,
@@ -70,6 +72,14 @@ class Making:
     async def refused(self) -> dict[str, Any]:
         self.times += 1
         raise NotFound("there is no such thing")
+
+
+async def answered(keys: Idempotency, given: KeyedRequest, making: Making) -> Once[dict[str, Any]] | None:
+    """What a key answers; None while its first request is under way."""
+    try:
+        return await keys.once(given, SESSION, making.session)
+    except KeyInUse:
+        return None
 
 
 class Batches:
@@ -269,8 +279,8 @@ async def test_the_work_goes_on_when_its_caller_goes_away_and_the_key_keeps_what
             await keys.once(request(w), SESSION, making.session)
         held.writer.gate.set()
         async with asyncio.timeout(WAIT_S):
-            await keys.close()
-        again = await keys.once(request(w), SESSION, making.session)
+            while (again := await answered(keys, request(w), making)) is None:
+                await asyncio.sleep(0.001)
         assert (again.replayed, making.times, len(await w.rows("sessions"))) == (True, 1, 1)
 
 
@@ -407,8 +417,9 @@ async def test_rows_whose_time_ran_out_are_removed_some_at_a_time(
         await w.journal.write(Write(table="idempotency_keys", values={**row, **foreign}))
         for key, left in (("one", 3), ("two", 2), ("three", 3)):  # of the tenant: those that are old, and its own
             await keys.once(request(w, key), SESSION, making.session)
-            await keys.close()
-            assert len(await w.rows("idempotency_keys", tenant_id=w.tenant)) == left, key
+            async with asyncio.timeout(WAIT_S):
+                while len(await w.rows("idempotency_keys", tenant_id=w.tenant)) != left:
+                    await asyncio.sleep(0.001)
         assert len(await w.rows("idempotency_keys", tenant_id="other")) == 1
 
 
@@ -421,3 +432,58 @@ async def test_a_key_that_is_used_again_while_it_is_removed_stays(tmp_path: Path
         gone = {"tenant_id": w.tenant, "key": row["key"], "expires_at": row["expires_at"] - 1}
         await w.journal.write(Write(table="idempotency_keys", values=gone, key=("key", "expires_at"), delete=True))
         assert (await keys.once(request(w), SESSION, making.session)).kept == first.kept
+
+
+class Slow:
+    """A store that looks keys up when it is let."""
+
+    def __init__(self, real: IdempotencyStore) -> None:
+        self._real = real
+        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.expired = real.expired
+
+    async def find(self, tenant: str, name: str, now: int) -> Kept | None:
+        self.asked.set()
+        await self.gate.wait()
+        return await self._real.find(tenant, name, now)
+
+
+@pytest.mark.spec("14.1", "9.6")
+async def test_whoever_is_looked_up_when_the_service_stops_is_told_to_ask_again_and_nothing_was_made(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        store, making = Slow(SqlIdempotencyStore(w.database.reader)), Making(w)
+        keys = Idempotency(store, w.journal, DAY_S)
+        asking = asyncio.create_task(keys.once(request(w), SESSION, making.session))
+        await store.asked.wait()
+        keys.refuse()
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(Unavailable, match="send it again"):
+                await asking
+            with pytest.raises(Unavailable, match="send it again"):
+                await keys.once(request(w, "later"), SESSION, making.session)
+            await keys.close()
+        assert (making.times, await w.rows("idempotency_keys"), await w.rows("sessions")) == (0, [], [])
+
+
+@pytest.mark.spec("14.1", "9.6")
+async def test_what_was_made_before_the_service_stopped_is_the_answer_of_the_next_one(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        keys, making, made = keys_of(w), Making(w), asyncio.Event()
+
+        async def slow() -> dict[str, Any]:
+            session = await making.session()
+            made.set()
+            await asyncio.Event().wait()
+            return session
+
+        asking = asyncio.create_task(keys.once(request(w), SESSION, slow))
+        await made.wait()
+        async with asyncio.timeout(WAIT_S):
+            await keys.close()
+            with pytest.raises(Unavailable, match="send it again"):
+                await asking
+        again = await keys_of(w).once(request(w), SESSION, making.session)
+        assert (again.replayed, making.times, len(await w.rows("sessions"))) == (True, 1, 1)

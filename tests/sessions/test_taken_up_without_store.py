@@ -136,3 +136,40 @@ def after(skipped: list[None], good: Callable[..., Awaitable[Any]], then: Callab
         return await then(*arguments)
 
     return calling
+
+
+@pytest.mark.parametrize("read", ["page", "load"])
+async def test_what_is_read_until_the_service_has_ended_is_left_to_the_next_one(tmp_path: Path, read: str) -> None:
+    async def begin(w: World) -> None:
+        child = task({"calls": [call("look", key="a")]}, {"calls": [call("look", key="b")]}, "child")
+        await w.run(task({"calls": [ask(child)]}, "The end."))
+
+    story = Story(begin)
+    whole = await story.whole(tmp_path)
+    async with story.ends(tmp_path / "whole") as w:
+        expected = await outcome(w)
+    await story.after(tmp_path / "died", whole // 2)
+    async with story.begun(tmp_path / "died", take_up=False, verify=False) as w:
+        before, begun, gate, target = len(await w.rows("events")), asyncio.Event(), asyncio.Event(), READS[read](w)
+        real = getattr(target, read)
+
+        async def slow(*arguments: Any, **named: Any) -> Any:
+            begun.set()
+            await gate.wait()
+            return await real(*arguments, **named)
+
+        setattr(target, read, slow)
+        await w.recovery.run()
+        await begun.wait()
+        (session,) = await w.rows("sessions")
+        opened = asyncio.create_task(w.recovery.ready(session["id"]))
+        await w.sessions.close(0)
+        gate.set()
+        async with asyncio.timeout(WAIT_S):
+            await w.recovery.settled()
+            await opened
+        assert (w.supervisor.in_flight, len(await w.rows("events"))) == (0, before)
+    async with story.begun(tmp_path / "died") as w:
+        await still(w)
+        assert await row_problems(w) == []
+        assert await outcome(w) == expected
