@@ -12,7 +12,7 @@ from app.agent import patience
 from app.agent.errors import Unavailable
 from app.agent.tools import ToolContext
 from tests.agent.probes import Probe
-from tests.plan import ask, behind, call, task
+from tests.plan import ask, behind, call, execute, task
 from tests.sessions.lives import Story, row_problems, still
 from tests.sessions.test_continuing import all_events, outcome
 from tests.strict import FINAL
@@ -86,8 +86,9 @@ async def ends_once(w: World, *statuses: str) -> None:
     assert tuple(row["status"] for row in await w.rows("runs")) == statuses
 
 
-def task_and_turn() -> tuple[Story, asyncio.Event]:
-    """A process that dies while a task of an earlier turn goes on beside a turn; both wait for the event."""
+def task_and_turn(below: int = 0) -> tuple[Story, asyncio.Event]:
+    """A process that dies while a task of an earlier turn goes on beside a turn; both wait for the event. `below`: in
+    the task it is a subagent so deep that does."""
     gate = asyncio.Event()
 
     async def hold(_arguments: Mapping[str, Any], _context: ToolContext) -> str:
@@ -97,6 +98,8 @@ def task_and_turn() -> tuple[Story, asyncio.Event]:
     async def begin(w: World) -> None:
         session = await w.session(surfaces=["task"])
         child = task({"calls": [call("hold", key="task")]}, "done")
+        for _ in range(below):
+            child = task({"calls": [execute(child)]}, "done")
         await w.finished(await w.turn(session, task({"calls": [behind(child)]}, "first")))
         await w.turn(session, task({"calls": [call("hold", key="turn")]}, "second"))
         for key in ("task", "turn"):
@@ -124,6 +127,27 @@ async def test_what_goes_on_is_not_closed_when_the_rest_of_its_session_has_a_pro
         await w.recovery.settled()
         gate.set()
         await ends_once(w, *(["completed"] + ["interrupted"] * 2 if where == "first close" else ["completed"] * 3))
+
+
+async def test_what_a_task_has_taken_up_while_its_session_is_read_is_not_closed(tmp_path: Path) -> None:
+    story, gate = task_and_turn(below=1)
+    await story.dies(tmp_path, 1_000_000, first=True)
+    async with story.begun(tmp_path, take_up=False) as w:
+        (session,) = await w.rows("sessions")
+        lead, load, taken = (await w.rows("runs"))[0]["memory_id"], w.memories.load, asyncio.Event()
+
+        async def slow(tenant: str, memory_id: str) -> Any:
+            if memory_id == lead:
+                await taken.wait()
+            return await load(tenant, memory_id)
+
+        w.memories.load = slow  # type: ignore[method-assign]
+        await w.recovery.run()
+        await w.until(session["id"], "run.resumed", where=lambda data: data["depth"] == 2)
+        taken.set()
+        await w.recovery.settled()
+        gate.set()
+        await ends_once(w, *["completed"] * 4)
 
 
 def after(skipped: list[None], good: Callable[..., Awaitable[Any]], then: Callable[..., Awaitable[Any]]) -> Any:
