@@ -337,6 +337,8 @@ async def _ended(made: World, *, verify: bool) -> None:
         await made.verify()
     left = (made.supervisor.in_flight, made.feed.readers, made.journal.waiting_bytes)
     assert left == (0, 0, 0), left
+    if isinstance(made.recovery.going_on, Continuing):
+        assert made.recovery.going_on.in_hand == 0
     assert (made.supervisor.slots.in_use, made.supervisor.slots.waiting) == (0, 0)
 
 

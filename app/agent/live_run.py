@@ -19,9 +19,9 @@ from app.agent.delegation import Roster
 from app.agent.duplicates import DuplicateLimits
 from app.agent.events import Event, Masker, Recorder
 from app.agent.filters import Find
-from app.agent.handoff import HandoffRecords
 from app.agent.hooks import NO_HOOKS, NO_OWN_HOOKS, HookCatalog, HookRegistry
 from app.agent.interruption import GRACE_MS
+from app.agent.open_handoffs import HandoffRecords
 from app.agent.orders import SUBAGENT_STEPS, Pacing
 from app.agent.patience import ModelGates, Patience
 from app.agent.permission_subjects import CommandParser, PathResolver

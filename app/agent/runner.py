@@ -147,7 +147,7 @@ class SubAgentRunner:
     ) -> None:
         """Close a run that gave no answer, after its hooks have been told. One that was told to end has that status,
         whatever it ran into meanwhile: the end of a child may stop its parent before its own cancellation does."""
-        if self._handoffs.owned([live.run.id]):
+        if self._handoffs.open.owned([live.run.id]):
             live.ending = True  # its tasks end before it does, those as well that began while it was told to end
             await self._launcher.reap(live.run)
         if live.control.requested is not None:

@@ -16,18 +16,19 @@ from typing import Any
 
 from app.agent import events
 from app.agent.admission import Slots
-from app.agent.attempts import OpenHandoff
 from app.agent.budget import Amount, Budget
 from app.agent.control import half_left
 from app.agent.equipment import Equipment
 from app.agent.errors import Conflict, NotFound, Unavailable
 from app.agent.events import Event, Masker, Recorder
-from app.agent.handoff import ENDING_S, Handoffs
+from app.agent.handoff import Handoffs
 from app.agent.ids import new_id
 from app.agent.interruption import LAST_WORD_S, LastWords
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.messages import Usage
 from app.agent.notices import Notices
+from app.agent.open_handoff import OpenHandoff
+from app.agent.open_handoffs import ENDING_S
 from app.agent.runner import SubAgentRunner
 from app.agent.runs import (
     HandoffStatus,
@@ -114,6 +115,7 @@ class RunSupervisor:
         self._stopping = self._over = False
         self.drains = False
         self._taken_up: Callable[[Run], None] | None = None
+        self._settled: Callable[[str], None] | None = None
         self.slots = Slots(parts.concurrent_runs)
         self._drop: Ending | None = None
         self._left_seats: dict[str, MemorySeat] = {}  # of runs of another process, by their ids
@@ -175,6 +177,8 @@ class RunSupervisor:
         if air.open:
             return
         self.rest(air.session.id)
+        if self._settled is not None:
+            self._settled(air.session.id)
         self._on_idle(air.session.id)
         self._sessions.move_to_end(air.session.id)
         while len(self._sessions) > IDLE_SESSIONS and not next(iter(self._sessions.values())).open:
@@ -210,12 +214,16 @@ class RunSupervisor:
         flight = self._flights.get(run_id)
         return flight.live.request if flight is not None else None
 
-    def on_left(self, close: Ending, taken_up: Callable[[Run], None], drop: Ending) -> None:
+    def on_left(
+        self, close: Ending, taken_up: Callable[[Run], None], drop: Ending, settled: Callable[[str], None]
+    ) -> None:
         """`taken_up` is called when a run goes on that another process had begun. `close` before its end: what was
-        begun below it, and nobody has taken up again, ends with it. `drop` when it is not gone on with after all."""
+        begun below it, and nobody has taken up again, ends with it. `drop` when it is not gone on with after all.
+        `settled` when nothing of a session is open any more."""
         self._runner.on_left = close
         self._taken_up = taken_up
         self._drop = drop
+        self._settled = settled
 
     def drop(self, run: Run, status: RunStatus) -> None:
         """See `Launcher`."""
@@ -359,7 +367,7 @@ class RunSupervisor:
         """See `Launcher`. Who does not wait for the run has a clock that goes on."""
         for run_id in self._waiting(run.id):
             flight = self._flights[run_id]
-            self.handoffs.person(flight.live.run.handoff_id, asked)
+            self.handoffs.open.person(flight.live.run.handoff_id, asked)
             if asked:
                 flight.live.hold()
             else:
@@ -396,9 +404,9 @@ class RunSupervisor:
         slots = (air.slots, self.slots) if run.depth else (self.slots,)
         heir = parent.live.run.id if parent is not None else None
         if request.background:
-            heir = self.handoffs.owner(request.handoff_id or "")
+            heir = self.handoffs.open.owner(request.handoff_id or "")
         live = LiveRun(run, request, above=above, seat=seat, waiting=waiting, slots=slots)
-        lineage = self.handoffs.above(request.handoff_id or "") or tuple(self._upwards(run.parent_id))
+        lineage = self.handoffs.open.above(request.handoff_id or "") or tuple(self._upwards(run.parent_id))
         flight = _Flight(live, heir, lineage)
         self._flights[run.id] = flight
         if seat is not None:
@@ -451,15 +459,15 @@ class RunSupervisor:
             self._flights[child].heir = run_id
             if heir is not None:
                 heir.children.add(child)
-        self.handoffs.adopt(flight.live.run.id, run_id)
+        self.handoffs.open.adopt(flight.live.run.id, run_id)
 
     def open_tasks(self, run: Run) -> Sequence[str]:
         """See `Launcher`."""
-        return [task_id for task_id, above in self.handoffs.begun_in(run.session_id) if run.id in above]
+        return [task_id for task_id, above in self.handoffs.open.begun_in(run.session_id) if run.id in above]
 
     async def reap(self, run: Run) -> None:
         """See `Launcher`."""
-        flight, tasks = self._flights[run.id], self.handoffs.owned([run.id])
+        flight, tasks = self._flights[run.id], self.handoffs.open.owned([run.id])
         interrupted = flight.live.control.requested is RunStatus.INTERRUPTED
         for handoff in tasks:
             handoff.stop(HandoffStatus.INTERRUPTED if interrupted else HandoffStatus.CANCELLED)
@@ -508,7 +516,7 @@ class RunSupervisor:
         if run_id not in self._flights:
             return ()
         ordered = list(self._subtree(run_id))
-        tasks = self.handoffs.owned([flight.live.run.id for flight in ordered])
+        tasks = self.handoffs.open.owned([flight.live.run.id for flight in ordered])
         for handoff in tasks:  # they begin nothing more, also where no run of them is under way
             handoff.stop(HandoffStatus.INTERRUPTED if status is RunStatus.INTERRUPTED else HandoffStatus.CANCELLED)
         mine = []
@@ -563,7 +571,7 @@ class RunSupervisor:
 
     async def cancel_session(self, session_id: str) -> tuple[str, ...]:
         """End everything that is in the air in a session, also a delegation that pauses between two attempts."""
-        self.handoffs.stop(session_id)
+        self.handoffs.open.stop(session_id)
         ended: list[str] = []
         while roots := [
             f.live.run.id
@@ -573,7 +581,7 @@ class RunSupervisor:
             # all at once: a turn that waits must not begin when the one ahead of it has ended
             for ids in await asyncio.gather(*(self.cancel(run_id) for run_id in roots)):
                 ended.extend(ids)
-        await self.handoffs.settled(ENDING_S, session_id)
+        await self.handoffs.open.settled(ENDING_S, session_id)
         return tuple(ended)
 
     async def settle(self, session_id: str) -> None:
@@ -598,7 +606,7 @@ class RunSupervisor:
         if self._approvals is not None:
             self._approvals.expect_no_more()
         waiting = [flight.done for flight in self._flights.values()]
-        if self.drains and (waiting or self.handoffs.in_flight):
+        if self.drains and (waiting or self.handoffs.open.in_flight):
             pause_s = min(PAUSE_S, grace_s * PAUSE_SHARE)
             await self._at_rest(grace_s - pause_s)
             self._recorder.pause()  # a step that was begun may end, none begins
@@ -613,8 +621,8 @@ class RunSupervisor:
                 while roots := [f.live.run.id for f in self._flights.values() if f.heir not in self._flights]:
                     ends = [self.cancel(run_id, status=RunStatus.INTERRUPTED) for run_id in roots]
                     await asyncio.gather(*ends)
-        self.handoffs.stop(status=HandoffStatus.INTERRUPTED)  # those that pause between two attempts
-        await self.handoffs.settled(INTERRUPT_S)
+        self.handoffs.open.stop(status=HandoffStatus.INTERRUPTED)  # those that pause between two attempts
+        await self.handoffs.open.settled(INTERRUPT_S)
         if self._flights:  # a tool that swallows its cancellation must not keep the process
             log.error("these runs do not end and are left behind: %s", ", ".join(self._flights))
 

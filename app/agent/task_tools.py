@@ -127,7 +127,7 @@ class ExecuteTaskTool(DelegationTool):
     async def _resumed(self, agent: AgentDefinition, wanted: str) -> ResumePoint:
         if not wanted.strip():
             raise InvalidRequest("resume is empty: leave it out to begin anew, or name a task")
-        point = await self._parts.handoffs.resume_point(self._by.session, wanted)
+        point = await self._parts.handoffs.open.resume_point(self._by.session, wanted)
         if point.agent != agent.name:
             raise InvalidRequest(
                 f"task {point.task_id} is one of the agent {point.agent!r}, not of {agent.name!r}: call execute_task "
@@ -205,16 +205,16 @@ class TaskOutputTool(_Companion):
             note = f"(timeout {timeout_ms} was lowered to {MOST_WAIT_MS} ms, the most that is allowed)"
             timeout_ms = MOST_WAIT_MS
         handoffs, session = self._parts.handoffs, self._by.session
-        state = await handoffs.task(session, task_id)
+        state = await handoffs.open.task(session, task_id)
         if state is None:
             return _unknown(task_id)
-        waits = block is not False and not handoffs.works_on(context.run, task_id)  # nobody waits for the own end
+        waits = block is not False and not handoffs.open.works_on(context.run, task_id)  # nobody waits for the own end
         if state.status is HandoffStatus.RUNNING and waits:
             left = context.remaining_s()
             wait_s = timeout_ms / 1000 if left is None else min(timeout_ms / 1000, left)
-            if not await handoffs.ended(task_id, wait_s):
+            if not await handoffs.open.ended(task_id, wait_s):
                 return _refused(_not_ended(task_id, wait_s, note))
-            state = await handoffs.task(session, task_id) or state
+            state = await handoffs.open.task(session, task_id) or state
         if state.status is HandoffStatus.RUNNING:
             note = "\n\n".join(part for part in ("Task still running...", note) if part)
         return ToolResult(content=self._shown(state, note), fetched=task_id if state.ended else None)
@@ -232,13 +232,13 @@ class CancelTaskTool(_Companion):
         """End a task and everything below it."""
         task_id = arguments["task_id"]
         handoffs, session = self._parts.handoffs, self._by.session
-        state = await handoffs.task(session, task_id)
+        state = await handoffs.open.task(session, task_id)
         if state is None:
             return _unknown(task_id)
-        if handoffs.works_on(context.run, task_id):
+        if handoffs.open.works_on(context.run, task_id):
             return _refused(f"task {task_id} is one that you work on: end your part by giving your answer.")
-        if not await handoffs.cancel(session, task_id):
-            state = await handoffs.task(session, task_id) or state
+        if not await handoffs.open.cancel(session, task_id):
+            state = await handoffs.open.task(session, task_id) or state
             if state.status is HandoffStatus.RUNNING:
                 return _refused(f"task {task_id} could not be cancelled now; it is between two attempts. Try again.")
             note = "It had already ended; nothing was cancelled."
@@ -255,7 +255,7 @@ class ListTasksTool(_Companion):
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """One line for each background task of the session."""
-        states = await self._parts.handoffs.tasks(self._by.session)
+        states = await self._parts.handoffs.open.tasks(self._by.session)
         lines = [f"- {state.task_id} {state.agent} ({state.name}): {self._status(state)}" for state in states]
         return ToolResult(content="\n".join(lines) or "There are no background tasks in this session.")
 

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.agent.attempts import LeftHandoff
 from app.agent.definition import SessionMode
 from app.agent.errors import SubagentdError, Unavailable
 from app.agent.messages import NO_USAGE, Usage
+from app.agent.open_handoff import LeftHandoff
 from app.agent.orders import DIRECT
 from app.agent.patience import STOPPING, patiently
 from app.agent.runs import Progress, Run, RunStatus, Session
@@ -52,7 +52,12 @@ class Continuing:
         self._max_attempts = max_attempts
         self._left: dict[str, tuple[Session, Left]] = {}
         self._later: dict[str, list[Row]] = {}  # tasks of runs that are about to be gone on with
-        supervisor.on_left(self._forsaken, self._taken_up, self._dropped)
+        supervisor.on_left(self._forsaken, self._taken_up, self._dropped, self._settled)
+
+    @property
+    def in_hand(self) -> int:
+        """Sessions of which something goes on that another process had begun."""
+        return len(self._left)
 
     def expect(self, runs: Sequence[Row], handoffs: Sequence[Row]) -> None:
         """Keep places at shared memories for the runs that are open, in the order in which they had them: those of
@@ -305,7 +310,7 @@ class Continuing:
         self._supervisor.handoffs.go_on(by, order, self._left_handoff(left, handoff), above)
         left.begun.add(handoff["id"])
         if heir != handoff["run_id"]:
-            self._supervisor.handoffs.adopt(handoff["run_id"], heir)
+            self._supervisor.handoffs.open.adopt(handoff["run_id"], heir)
 
     def _taken_up(self, run: Run) -> None:
         """A run goes on: so do the tasks that it answers for."""
@@ -342,6 +347,10 @@ class Continuing:
         used = self._close_run(left, left.row(run.id), status)
         self._untold.tell_in(session, left)
         return used
+
+    def _settled(self, session_id: str) -> None:
+        """Nothing of a session is open: what was read of it is of no use any more."""
+        self._left.pop(session_id, None)
 
     def _close_run(self, left: Left, row: Row, status: RunStatus) -> Usage:
         self._supervisor.release_seat(row["id"])

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from app.agent.attempts import OpenHandoff
 from app.agent.chat import ModelCatalog
 from app.agent.definition import AgentDefinition, tool_name_of
 from app.agent.delegation import Roster, chosen
 from app.agent.errors import Conflict, Denied, InvalidRequest, NotFound, Unavailable
+from app.agent.open_handoff import OpenHandoff
 from app.agent.orders import DIRECT, MEMORY_BUSY, Delegator, HandoffOrder, HandoffResult, ResumePoint
 from app.agent.policy import HandoffPolicy
 from app.agent.runs import HandoffStatus, Run, RunStore, Session
@@ -74,7 +74,7 @@ class Delegations:
         session = there or self._sessions.draft(tenant, own, lead=False)
         point = None
         if given.resume is not None:
-            point = await self._supervisor.handoffs.resume_point(session, given.resume)
+            point = await self._supervisor.handoffs.open.resume_point(session, given.resume)
         by, order = self._order(session, given, inline, point)
         background = order.definition.background if given.background is None else given.background
         if there is None:

@@ -145,7 +145,7 @@ class Tasks:
             with contextlib.suppress(TimeoutError):  # the answer says how far it is
                 async with asyncio.timeout(waited / 1000):
                     await self._sessions.gate(row["session_id"])  # one that an earlier process left is open after that
-                    await self._handoffs.ended(task_id, waited / 1000)
+                    await self._handoffs.open.ended(task_id, waited / 1000)
         note = None
         if timeout_ms > MOST_WAIT_MS:
             note = f"timeout_ms {timeout_ms} was lowered to {MOST_WAIT_MS}, the most that is allowed"
@@ -155,9 +155,9 @@ class Tasks:
         """End a task with everything below it; `cancelled` says whether this call did."""
         row = await self._row(tenant, task_id)
         session = await self._sessions.known(tenant, row["session_id"])
-        cancelled = await self._handoffs.cancel(session, task_id)
+        cancelled = await self._handoffs.open.cancel(session, task_id)
         if not cancelled:
-            await self._handoffs.ended(task_id, ENDING_S)  # somebody else may be ending it
+            await self._handoffs.open.ended(task_id, ENDING_S)  # somebody else may be ending it
         await self._journal.flush(TAKE_S)
         return await self.get(tenant, task_id) | {"cancelled": cancelled}
 

@@ -218,7 +218,7 @@ async def test_a_task_that_pauses_between_two_attempts_is_ended_and_nothing_foll
         (row,) = await handoffs(w, run.session_id)
         if how == "task":
             session = await w.sessions.known(w.tenant, run.session_id)
-            both = [w.supervisor.handoffs.cancel(session, row["id"]) for _ in range(2)]
+            both = [w.supervisor.handoffs.open.cancel(session, row["id"]) for _ in range(2)]
             assert sorted(await asyncio.gather(*both)) == [False, True]
         elif how == "session":
             await w.sessions.cancel_session(w.tenant, run.session_id)

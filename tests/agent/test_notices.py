@@ -234,6 +234,7 @@ async def test_an_end_between_two_compactions_is_told_once_and_calls_keep_their_
 
 
 @pytest.mark.spec("9.5")
+@pytest.mark.case("B076")
 @pytest.mark.parametrize("gone", [False, True])
 async def test_the_nearest_one_that_is_open_is_told_of_a_grandchild(tmp_path: Path, gone: bool) -> None:
     stage = Stage()

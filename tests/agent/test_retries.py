@@ -288,11 +288,11 @@ async def test_a_handoff_that_is_cancelled_by_its_id_during_the_pause_is_not_tri
         delegated = await w.delegate(task({"error": BUSY}), policy=policy)
         await w.until(delegated.session.id, "run.failed")
         handoffs = w.supervisor.handoffs
-        assert await handoffs.cancel(delegated.session, delegated.handoff_id)
+        assert await handoffs.open.cancel(delegated.session, delegated.handoff_id)
         async with asyncio.timeout(WAIT_S):
             result = await delegated.result
         assert (result.status, result.attempts, len(result.run_ids)) == (HandoffStatus.CANCELLED, 1, 1)
-        assert not await handoffs.cancel(delegated.session, delegated.handoff_id), "it has ended"
+        assert not await handoffs.open.cancel(delegated.session, delegated.handoff_id), "it has ended"
         assert await kinds(w, delegated.session.id) == ["start", "cancelled"]
 
 
@@ -305,7 +305,7 @@ async def test_handoffs_of_a_session_that_are_stopped_begin_nothing_further_and_
         plan, policy = task({"error": BUSY}), {"max_retries": 1, "on_error": {"answer": "instead"}}
         stopped, other = await w.delegate(plan, policy=policy), await w.delegate(plan, policy=policy)
         await w.until(stopped.session.id, "run.failed")
-        w.supervisor.handoffs.stop(stopped.session.id, status)
+        w.supervisor.handoffs.open.stop(stopped.session.id, status)
         async with asyncio.timeout(WAIT_S):
             result, untouched = await stopped.result, await other.result
         assert (result.status, result.attempts, result.output) == (status, 1, "")

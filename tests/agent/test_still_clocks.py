@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from app.agent.approvals import AnswerKind
-from app.agent.attempts import HandoffClock
 from app.agent.control import Control
+from app.agent.open_handoff import HandoffClock
 from app.agent.runs import StopReason
 from tests.agent.guarded import commands, give, questions, ruled, time_passes
 from tests.agent.probes import Stage

@@ -44,6 +44,7 @@ async def results(client: Client, session_id: str) -> list[dict[str, Any]]:
 
 @pytest.mark.spec("7.5", "14.13", "12.6")
 @pytest.mark.seed("004", 144)
+@pytest.mark.case("B142")
 async def test_the_whole_of_a_cut_output_is_read_by_the_agent_and_over_rest_masked(tmp_path: Path) -> None:
     # behind the head stand "[… N characters left out of N; the whole is artifact <id>; …", the id is the 13th word
     reader = part(

@@ -156,7 +156,7 @@ async def _going_on(beside: Begin, w: World) -> None:
 
 def quiet(w: World) -> bool:
     """Whether nothing is in the air."""
-    return not (w.recovery._waiting or w.supervisor.in_flight or w.supervisor.handoffs.in_flight)
+    return not (w.recovery._waiting or w.supervisor.in_flight or w.supervisor.handoffs.open.in_flight)
 
 
 async def still(w: World) -> None:

@@ -137,6 +137,7 @@ async def test_an_artifact_of_another_session_or_tenant_is_an_unknown_one(tmp_pa
 
 
 @pytest.mark.spec("7.3", "12.6")
+@pytest.mark.case("B052")
 async def test_notes_of_agents_side_by_side_are_all_kept_masked_and_within_bounds(
     tmp_path: Path, context: ToolContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
