@@ -16,7 +16,7 @@ from app.agent.errors import Conflict, InvalidRequest, NotFound
 from app.agent.events import Event, Recorder
 from app.agent.ids import new_id, now_us
 from app.agent.permissions import Decision, PermissionRule, Scope, Verdict
-from app.agent.runs import AskedBefore, Run, Session
+from app.agent.runs import AskedBefore, LeftCall, Run, Session
 
 EXPIRES_MS = 300_000  # spec 8.2
 
@@ -256,6 +256,20 @@ class Approvals:
         return self._recorder.record(
             question.run, events.PERMISSION_RESOLVED, _resolved(question, answer, rule), step=question.step
         )
+
+
+def known_arguments(left: LeftCall) -> str:
+    """The text of the arguments with which a call of an earlier process would go on; empty for one that was not
+    allowed."""
+    asked = left.asked
+    if asked is None:
+        return left.raw
+    if asked.answer is None:
+        return json.dumps(asked.arguments)
+    answer = _given(asked.answer)
+    if not answer.allows:
+        return ""
+    return json.dumps(asked.arguments if answer.arguments is None else answer.arguments)
 
 
 def _given(payload: Mapping[str, Any]) -> Answer:

@@ -6,16 +6,15 @@ Knows delegation only as tools, and no concrete tool.
 import asyncio
 import json
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from app.agent import events, faults
-from app.agent.approvals import Answer, AnswerKind
+from app.agent.approvals import known_arguments
 from app.agent.artifacts import READER, new_artifact
 from app.agent.budget import ONE_TOOL_CALL, Refusal, take
-from app.agent.clearance import Cleared, Sight
+from app.agent.clearance import Cleared
 from app.agent.duplicates import DuplicateLimits, Duplicates
 from app.agent.errors import (
     BudgetSpent,
@@ -29,19 +28,17 @@ from app.agent.errors import (
 )
 from app.agent.events import Masker, Recorder, Write
 from app.agent.ids import new_id
-from app.agent.interruption import GRACE_MS, Interruption, OutOfTime, bounded
+from app.agent.interruption import GRACE_MS
+from app.agent.invocation import Invocations
 from app.agent.messages import Message, Role, ToolCall
 from app.agent.runs import LeftCall, Run, ToolActivity
 from app.agent.texts import filled
 from app.agent.tools import (
-    Interrupt,
     OutputLimit,
     SchemaChecker,
     Tool,
-    ToolContext,
     ToolRegistry,
     ToolResult,
-    ToolSpec,
     validated,
 )
 from app.agent.turns import CANCELLED_TEXT, MASKED_TEXT, NOT_RUN_TEXT, UNKNOWN_TEXT, Board, Turn, groups, is_delegation
@@ -71,9 +68,9 @@ class ToolCalls:
         self._checker = checker
         self._masker = masker
         self._limit = limit
-        self._grace_s = grace_ms / 1000
         self._activity: dict[str, list[int]] = {}
         self._open: dict[str, float] = {}  # calls with a tool.call and no tool.result, and when they began
+        self._invocations = Invocations(recorder, grace_ms, self._open)
         self._started: dict[str, events.Event] = {}  # delegations under way
         self.finished: set[str] = set()  # calls that have a result
         self._watching: set[str] = set()  # calls that wait for tasks
@@ -239,7 +236,7 @@ class ToolCalls:
         its arguments without their secrets."""
         if left.started and not (tool.spec.read_only or tool.spec.delegation):
             return ToolResult(content=UNKNOWN_TEXT, is_error=True, status="unknown")
-        if left.delegated or not self._masker.hides(_known_arguments(left)):
+        if left.delegated or not self._masker.hides(known_arguments(left)):
             return None
         if left.asked is not None and turn.clearance is not None:
             turn.clearance.withdraw(left.asked, left.call_id, left.tool)
@@ -316,7 +313,8 @@ class ToolCalls:
         if not (tool.spec.read_only or tool.spec.delegation):
             await self._recorder.committed(start)
         faults.hit("tool_started")
-        result = await self._invoke(tool, cleared, turn, call)
+        primary = self._primary(turn, call) if tool.spec.delegation else None
+        result = await self._invocations.invoke(tool, cleared, turn, call, primary)
         faults.hit("tool_returned")
         return result
 
@@ -329,50 +327,6 @@ class ToolCalls:
             known = f" It is missing: {why}." if why else ""
             raise UnknownTool(f"There is no tool {call.name!r} here.{known} Available tools: {names}.")
         return tool
-
-    async def _invoke(self, tool: Tool, cleared: Cleared, turn: Turn, call: ToolCall) -> ToolResult:
-        arguments, timeout_ms = cleared.arguments, tool.spec.timeout_ms
-        sight = _sight(turn, tool, cleared)
-        context = ToolContext(
-            session=turn.session,
-            run=turn.run,
-            step=turn.step,
-            call_id=call.call_id,
-            workspace=turn.workspace,
-            deadline=turn.deadline(),
-            progress=self._progress(turn, call),
-            primary=self._primary(turn, call) if tool.spec.delegation else None,
-            stands_in=self._stands_in(turn, call, arguments) if tool.spec.delegation else None,
-            conceals=None if sight is None else sight.conceals,
-            refuses=None if sight is None else sight.refuses,
-            protects=None if sight is None else sight.protects,
-        )
-        how = self._interruption(turn, tool.spec)
-        try:
-            if how is None:
-                return await tool.call(arguments, context)
-            work = _contained(tool, arguments, context)
-            outcome = await bounded(work, how, timeout_s=timeout_ms / 1000 or None, name=f"tool {call.name}")
-            if isinstance(outcome, BaseException):
-                raise outcome
-            return outcome
-        except (ToolError, HandoffStop):
-            raise
-        except OutOfTime:
-            text = f"{call.name} did not finish within {timeout_ms} ms and was stopped."
-            return ToolResult(content=text, is_error=True, status="timed_out")
-        except asyncio.CancelledError as error:
-            if _is_cancelled():
-                raise
-            return _fault(call, error)  # nobody cancelled this: something inside the tool was
-        except (Exception, SystemExit) as error:  # noqa: BLE001  border to tools: a fault in one is that call's result
-            return _fault(call, error)
-
-    def _interruption(self, turn: Turn, spec: ToolSpec) -> Interruption | None:
-        """How a call of the tool is broken off (spec 7.4); None for delegations, which end when their children have."""
-        if spec.delegation:
-            return None
-        return Interruption(grace_s=self._grace_s, finishes=spec.interrupt is Interrupt.BLOCK, bound=turn.grace_s)
 
     def _primary(self, turn: Turn, call: ToolCall) -> Callable[[], Awaitable[ToolResult]] | None:
         """How the ordinary tool that a delegation tool hides carries out the same call, as hooks and persons have left
@@ -391,9 +345,9 @@ class ToolCalls:
                 if not hidden.spec.read_only:  # that the call started is known; now it must be stored too
                     await self._recorder.committed(self._started[call.call_id])
                 if hidden.spec.concurrency_safe:
-                    return await self._invoke(hidden, cleared, turn, call)
+                    return await self._invocations.invoke(hidden, cleared, turn, call)
                 async with self._alone:  # the delegations of a turn run side by side, this must not
-                    return await self._invoke(hidden, cleared, turn, call)
+                    return await self._invocations.invoke(hidden, cleared, turn, call)
             except CallDenied as error:
                 return ToolResult(content=error.message, is_error=True, status=error.status)
             except BudgetSpent as error:
@@ -402,35 +356,6 @@ class ToolCalls:
                 return ToolResult(content=error.message, is_error=True, status="error")
 
         return carry_out
-
-    @staticmethod
-    def _stands_in(turn: Turn, call: ToolCall, arguments: Any) -> Callable[[str, str], Awaitable[None]] | None:
-        """How it is asked whether another agent may stand in for the one that a call asked for."""
-        clearance, left = turn.clearance, turn.left.get(call.call_id)
-        if clearance is None:
-            return None
-        before = left.stand_in if left is not None else None
-
-        async def asked(tool: str, agent: str) -> None:
-            await clearance.stands_in(turn.step, call.call_id, tool, agent, arguments, before)
-
-        return asked
-
-    def _progress(self, turn: Turn, call: ToolCall) -> Callable[[str], None]:
-        """How a call shows what it is at, also from a thread of its own."""
-        loop, home = asyncio.get_running_loop(), threading.get_ident()
-
-        def say(text: str) -> None:
-            if call.call_id in self._open:  # what a call left behind may go on talking
-                self._recorder.emit(turn.run, events.TOOL_PROGRESS, turn.step, text, call.call_id)
-
-        def progress(text: str) -> None:
-            if threading.get_ident() == home:
-                say(text)
-            else:
-                loop.call_soon_threadsafe(say, text)
-
-        return progress
 
     def finish(
         self,
@@ -505,33 +430,6 @@ async def _cleared(turn: Turn, tool: Tool, call: ToolCall, arguments: Any) -> Cl
     return await turn.clearance.before(turn.step, call.call_id, tool, arguments)
 
 
-def _known_arguments(left: LeftCall) -> str:
-    """The text of the arguments with which a call of an earlier process would go on; empty for one that was not
-    allowed."""
-    asked = left.asked
-    if asked is None:
-        return left.raw
-    answer = asked.answer
-    if answer is None:
-        return json.dumps(asked.arguments)
-    if not Answer(kind=AnswerKind(answer["decision"])).allows:
-        return ""
-    given = answer.get("arguments")
-    return json.dumps(asked.arguments if given is None else given)
-
-
-async def _contained(tool: Tool, arguments: Any, context: ToolContext) -> ToolResult | BaseException:
-    """What comes of a tool, in a task of its own: SystemExit, raised there, would end the loop."""
-    try:
-        return await tool.call(arguments, context)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  border to tools: it is raised where it is waited for
-        return error
-
-
-def _sight(turn: Turn, tool: Tool, cleared: Cleared) -> Sight | None:
-    return None if turn.clearance is None else turn.clearance.sight(tool.spec, cleared)
-
-
 def _rewritten(call: ToolCall, arguments: Any) -> ToolCall:
     """The call with what hooks and persons made of its arguments: text where its tool takes that."""
     raw = arguments if isinstance(arguments, str) else json.dumps(dict(arguments), ensure_ascii=False)
@@ -545,12 +443,6 @@ def _object_in(raw: str) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody has cancelled the task that runs this."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _prefixed(turn: Turn, call: ToolCall, error: ToolError) -> str:
@@ -583,10 +475,3 @@ def _called(call: ToolCall, arguments: Any, sub: int) -> events.ToolCalled:
         arguments=arguments if isinstance(arguments, str) else dict(arguments),
         sub=sub,
     )
-
-
-def _fault(call: ToolCall, error: BaseException) -> ToolResult:
-    """What the model is told of a tool that raised: nothing that may hold a path or a secret."""
-    log.error("tool %s failed (call %s)", call.name, call.call_id, exc_info=error)
-    text = f"{call.name} failed inside (fault {call.call_id}). Try another way or report that it failed."
-    return ToolResult(content=text, is_error=True, status="error")
