@@ -271,9 +271,12 @@ class Tools(Group):
 
 
 class Audit(Group):
-    """The audit chain."""
+    """The audit chain and its upkeep."""
 
     key: SecretStr | None = Field(None, description="Key of the HMAC over each session's head.")
+    index_lag_s: float = Field(
+        60.0, gt=0, le=86_400, description="How far the text index may be behind while there is always something to do."
+    )
 
 
 class Settings(BaseSettings):

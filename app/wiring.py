@@ -51,6 +51,7 @@ from app.sessions.explaining import Explaining
 from app.sessions.feed import EventFeed
 from app.sessions.follow_ups import FollowUps
 from app.sessions.idempotency import Idempotency
+from app.sessions.indexing import Indexing
 from app.sessions.journal import TAKE_S, Journal, replacement
 from app.sessions.notes import MAX_NOTE_CHARS, MAX_TITLE_CHARS, Notes
 from app.sessions.opening import Opening
@@ -77,6 +78,7 @@ from app.store.messages import SqlAuditStore
 from app.store.migrate import MigrationError, upgrade
 from app.store.notes import SqlNoteStore
 from app.store.runs import SqlRunStore
+from app.store.search import TextIndex
 from app.store.tasks import SqlTaskStore
 from app.store.verifying import SqlChainStore
 from app.telemetry.metrics import Metrics
@@ -110,6 +112,7 @@ class Wired:
     watcher: Watcher
     mcp: McpServers
     recovery: Recovery
+    indexing: Indexing
 
     async def drain(self, grace_s: float) -> None:
         """Readiness red, streams closed, runs given the grace and then interrupted. Requests may still be answered."""
@@ -119,6 +122,7 @@ class Wired:
         services.idempotency.refuse()
         self.recovery.refuse()
         await self.watcher.close()
+        await self.indexing.close()
         await services.access.close()
         await services.sessions.close(grace_s)
         await self.recovery.stop()  # whatever it still reads had the grace as well
@@ -140,6 +144,7 @@ class Wired:
                 held.push_async_callback(self.services.sessions.close, 0)
                 held.push_async_callback(self.recovery.close)
                 held.push_async_callback(self.watcher.close)
+                held.push_async_callback(self.indexing.close)
         except TimeoutError:
             log.error("the store did not take what was left within %s s; it is lost", CLOSE_S)
 
@@ -362,6 +367,7 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
     watcher = watcher_of(settings, ground.catalog, agents.reread)
     delegations = _delegations(ground, supervisor, sessions)
     recovery = _recovery(settings, ground, sessions, delegations, supervisor)
+    indexing = Indexing(ground.journal, TextIndex(database.reader), lag_s=settings.audit.index_lag_s)
     services = Services(
         sessions=sessions,
         delegations=delegations,
@@ -385,15 +391,23 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
         check_store=database.check,
         commands=commands,
         mcp=mcp,
+        indexing=indexing,
         data_path=database.location.path,
     )
     await sessions.webhooks.start()
     mcp.start()
     await own_servers.settle()
     await recovery.run()
+    await indexing.start()
     watcher.start()
     return Wired(
-        services=services, database=database, models=ground.models, recovery=recovery, watcher=watcher, mcp=mcp
+        services=services,
+        database=database,
+        models=ground.models,
+        recovery=recovery,
+        watcher=watcher,
+        mcp=mcp,
+        indexing=indexing,
     )
 
 

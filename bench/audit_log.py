@@ -148,7 +148,7 @@ async def read(path: Path, count: int) -> None:
         given |= {key for key in ("role", "since", "until") if getattr(filters, key)}
         print("    " + plan(path, replace(asked, given=frozenset(given), after=True)))
     begun = time.perf_counter()
-    counted = await store.count(TENANT, MessageFilter())
+    counted = (await store.count(TENANT, MessageFilter())).count
     print(f"count of all: {counted} in {(time.perf_counter() - begun) * 1000:.1f} ms")
     await database.close()
 

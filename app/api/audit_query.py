@@ -11,7 +11,7 @@ from app.agent.errors import InvalidRequest
 from app.api.deps import Asked
 from app.api.pages import Cursor, Limit, answer
 from app.api.schemas.requests import microseconds
-from app.sessions.audit import DecisionFilter, MessageFilter
+from app.sessions.audit import MAX_TEXT, DecisionFilter, MessageFilter
 from app.sessions.views import decision_view, message_view
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -21,6 +21,16 @@ RunId = Annotated[str | None, Query(description="Of this run.")]
 Decision = Annotated[
     str | None,
     Query(description="Decisions instead of messages: `allow`, `deny`, `expired`, `block`, …; `any`: all of them."),
+]
+Text = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=MAX_TEXT,
+        description="Whose content holds this, literally: no character is an operator. ASCII letters are found in "
+        "either case, everything else as it is written. Fewer than three characters need a session, a run or a time as "
+        "well (422). At most 50,000 messages are looked at for a page; `bounded` says that it stopped there.",
+    ),
 ]
 Since = Annotated[datetime | None, Query(description="From this time on (RFC 3339).")]
 Until = Annotated[datetime | None, Query(description="Before this time (RFC 3339).")]
@@ -51,6 +61,7 @@ async def _narrowed(
     tool: Tool = None,
     since: Since = None,
     until: Until = None,
+    text: Text = None,
     order: Order = None,
 ) -> Narrowed:
     filters = MessageFilter(
@@ -59,6 +70,7 @@ async def _narrowed(
         tool=tool,
         since=None if since is None else microseconds(since),
         until=None if until is None else microseconds(until),
+        text=text,
     )
     return Narrowed(filters, order)
 
@@ -90,8 +102,13 @@ async def messages(
     await asked.services.journal.settle()  # what has happened is to be in the answer
     page = await asked.services.audit.messages(asked.tenant, filters, cursor=paged.cursor, limit=paged.limit)
     shown: dict[str, Any] = {"items": [message_view(row) for row in page.items], "next": page.next}
+    if filters.text is not None:
+        shown["bounded"] = page.bounded
     if paged.count:
-        shown["count"] = await asked.services.audit.count(asked.tenant, filters)
+        counted = await asked.services.audit.count(asked.tenant, filters)
+        shown["count"] = counted.count
+        if filters.text is not None:
+            shown["count_bounded"] = counted.bounded
     return answer(shown)
 
 
@@ -100,11 +117,12 @@ async def decisions(
 ) -> Response:
     """A page of decisions."""
     given = narrowed.filters
-    if given.role is not None:
-        raise InvalidRequest(
-            "role is about messages and decision is not: leave one of them out",
-            errors=[{"at": "role", "message": "not with decision"}],
-        )
+    for name in ("role", "text"):
+        if getattr(given, name) is not None:
+            raise InvalidRequest(
+                f"{name} is about messages and decision is not: leave one of them out",
+                errors=[{"at": name, "message": "not with decision"}],
+            )
     filters = DecisionFilter(
         session_id=session_id,
         run_id=run_id,
@@ -119,5 +137,5 @@ async def decisions(
     page = await asked.services.audit.decisions(asked.tenant, filters, cursor=paged.cursor, limit=paged.limit)
     shown: dict[str, Any] = {"items": [decision_view(row) for row in page.items], "next": page.next}
     if paged.count:
-        shown["count"] = await asked.services.audit.count(asked.tenant, filters)
+        shown["count"] = (await asked.services.audit.count(asked.tenant, filters)).count
     return answer(shown)

@@ -127,6 +127,7 @@ def _filters(command: Any) -> Any:
     for option, help_ in (
         ("--until", "Before this time; like --since."),
         ("--since", "From this time on: RFC 3339, or how long ago: 30d, 12h, 45m."),
+        ("--text", "Whose content holds this, literally; ASCII letters in either case."),
         ("--tool", "Results of this tool."),
         ("--role", "system, user, assistant or tool."),
         ("--agent", "Of this agent."),
@@ -151,6 +152,8 @@ def _asked(session: str | None, url: str | None, db: str | None, tenant: str | N
             raise click.UsageError(f"--{name} {value!r} is neither RFC 3339 nor a length of time (30d, 12h)") from None
     if filters["role"] not in (None, "system", "user", "assistant", "tool"):
         raise click.UsageError(f"--role {filters['role']!r}: there are system, user, assistant and tool")
+    if filters["text"] == "":
+        raise click.UsageError("--text is empty: say what to look for")
     given = MessageFilter(session_id=session, run_id=filters.pop("run"), **filters)
     return Asked(settings=settings_or_exit(db=db), url=url, tenant=tenant or "default", filters=given)
 

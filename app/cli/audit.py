@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import click
 
-from app.agent.errors import Unavailable
+from app.agent.errors import InvalidRequest, Unavailable
 from app.cli import DONE, FAILED, UNREACHABLE, USAGE, echo_json
 from app.cli.audit_lines import lines_of
 from app.client import Client, ServiceError, Unreachable
@@ -50,7 +50,7 @@ class Asked:
 
     def query(self) -> dict[str, Any]:
         """The filters as parameters of the service."""
-        names = ("session_id", "run_id", "agent", "role", "tool")
+        names = ("session_id", "run_id", "agent", "role", "tool", "text")
         given = {name: getattr(self.filters, name) for name in names}
         times = {"since": moment(self.filters.since), "until": moment(self.filters.until)}
         return given | times | {"order": "newest" if self.filters.newest_first else "oldest"}
@@ -274,6 +274,9 @@ def _carried_out(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     except ServiceError as error:
         click.echo(str(error), err=True)
         return USAGE if error.status < 500 else FAILED
+    except InvalidRequest as error:
+        click.echo(error.message, err=True)
+        return USAGE
     except Damaged as error:
         click.echo(error.message, err=True)
         return FAILED

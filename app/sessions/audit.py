@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 MAX_COUNT = 10_001
+MAX_SCANNED = 50_000  # messages that one question about a text looks at: up to 0.2 s
+SHORTEST = 3  # characters of a text that needs no other filter: an index of trigrams knows no shorter ones
+MAX_TEXT = 1_000
 
 Record = Mapping[str, Any]
 
@@ -15,7 +18,9 @@ Record = Mapping[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFilter:
     """Which messages; None: all. `tool` finds the results of a tool. `since` and `until` in µs, from `since` on and
-    before `until`. Within a session or run the order is that of its events, otherwise that of time."""
+    before `until`. Within a session or run the order is that of its events, otherwise that of time. `text`: the content
+    holds it, literally; ASCII letters in either case. One of fewer than `SHORTEST` characters needs a session, a run or
+    a time."""
 
     session_id: str | None = None
     run_id: str | None = None
@@ -24,6 +29,7 @@ class MessageFilter:
     tool: str | None = None
     since: int | None = None
     until: int | None = None
+    text: str | None = None
     newest_first: bool = False
 
 
@@ -56,15 +62,27 @@ class DecisionFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Rows in order, and the cursor of the next page; None: these were the last."""
+    """Rows in order, and the cursor of the next page; None: these were the last. `bounded`: `MAX_SCANNED` messages were
+    looked at for a text, and the search stopped before the page was full; `next` goes on."""
 
     items: Sequence[Record]
     next: str | None = None
+    bounded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """How many there are; `MAX_COUNT` stands for that many or more. `bounded`: among the `MAX_SCANNED` first messages
+    that were looked at for a text."""
+
+    count: int
+    bounded: bool = False
 
 
 class AuditStore(Protocol):
     """Reads messages, tool calls and decisions; every function takes the tenant. Keys of a record are the columns of
-    its table, times in µs. Raises `InvalidRequest` for a cursor that another question gave."""
+    its table, times in µs. Raises `InvalidRequest` for a cursor that another question gave, and for a text that is too
+    short for such a question."""
 
     async def messages(
         self, tenant: str, filters: MessageFilter, *, cursor: str | None = None, limit: int = 50
@@ -76,8 +94,8 @@ class AuditStore(Protocol):
     ) -> Page:
         """One page of decisions."""
 
-    async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> int:
-        """How many messages or decisions there are; `MAX_COUNT` stands for that many or more."""
+    async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> Counted:
+        """How many messages or decisions there are."""
 
     def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Record]]:
         """All messages in pages, each read when the one before it was taken."""

@@ -8,7 +8,7 @@ Knows neither SQL nor HTTP: it asks an `EventWriter` in a thread of its own and 
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -68,13 +68,14 @@ class _Offset:
 
 
 class _Row:
-    """A write that is no event, and who waits for it."""
+    """A write that is no event, and who waits for it. `due`: when it does not wait for others any more."""
 
-    __slots__ = ("done", "write")
+    __slots__ = ("done", "due", "write")
 
-    def __init__(self, write: Write, done: asyncio.Future[None]) -> None:
+    def __init__(self, write: Write, done: asyncio.Future[None], due: float = 0.0) -> None:
         self.write = write
         self.done = done
+        self.due = due
 
 
 class Journal:
@@ -105,6 +106,7 @@ class Journal:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._queue: list[Event | _Row | asyncio.Future[None]] = []
+        self._aside: deque[_Row] = deque()
         self._bytes = 0
         self._busy = False
         self._urgent = False
@@ -313,6 +315,15 @@ class Journal:
         self._hurry()
         await _taken(done, timeout_s)
 
+    async def write_aside(self, write: Write, within_s: float) -> None:
+        """Carry out upkeep of the store in a transaction of its own, when nothing else is to be written, or before the
+        next facts after `within_s`. Returns after the commit; raises `ValueError` when it cannot be done."""
+        done = self._loop.create_future()
+        self._aside.append(_Row(write, done, self._loop.time() + within_s))
+        if not self._busy and self._timer is None:
+            self._timer = self._loop.call_later(0, self._begin)
+        await done
+
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything that was recorded before is stored. Raises `Unavailable` when that takes too long;
         it is stored all the same when the store is back; and with `timeout_s`, which is somebody who wants to be sure
@@ -368,7 +379,7 @@ class Journal:
     def _begin(self) -> None:
         """Hand what is there to the writer's thread, as one transaction."""
         self._timer = None
-        if self._busy or not self._queue:
+        if self._busy or self._begin_aside() or not self._queue:
             return
         self._urgent = False
         batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
@@ -383,6 +394,17 @@ class Journal:
         self._busy = True
         faults.hit("before_commit")
         self._thread.submit(batch, durable, rows)
+
+    def _begin_aside(self) -> bool:
+        """Hand the next upkeep to the writer's thread, if it is its turn."""
+        while self._aside and self._aside[0].done.done():
+            self._aside.popleft()  # whoever wanted it went away
+        if not self._aside or (self._queue and self._aside[0].due > self._loop.time()):
+            return False
+        row = self._aside.popleft()
+        self._busy = True
+        self._thread.submit([row], [], [row.write])
+        return True
 
     def _written(self, batch: list[Any], outcome: Outcome) -> None:
         """The writer's thread has an answer; runs on the event loop."""
@@ -401,9 +423,9 @@ class Journal:
         self._next()
 
     def _next(self) -> None:
-        if not self._queue or self._busy or self._timer is not None:
+        if not (self._queue or self._aside) or self._busy or self._timer is not None:
             return
-        if self._urgent:
+        if self._urgent or not self._queue:
             self._begin()
         else:
             self._stir()

@@ -25,6 +25,7 @@ from app.sessions.feed import EventFeed
 from app.sessions.follow_ups import FollowUps
 from app.sessions.idempotency import Idempotency
 from app.sessions.inbox import Inbox
+from app.sessions.indexing import Indexing
 from app.sessions.journal import Journal
 from app.sessions.service import Sessions
 from app.sessions.skills import SkillListing
@@ -96,6 +97,7 @@ class Services:
     check_store: Callable[[], Awaitable[None]]
     commands: CommandBox | None = None
     mcp: McpStates | None = None
+    indexing: Indexing | None = None
     data_path: Path | None = None
     tickets: Tickets = field(default_factory=Tickets)
 

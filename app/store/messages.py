@@ -6,11 +6,24 @@ from typing import Any
 
 from sqlalchemy import Table
 
-from app.sessions.audit import CallFilter, DecisionFilter, MessageFilter, Page, Record
+from app.agent.errors import InvalidRequest
+from app.sessions.audit import (
+    MAX_COUNT,
+    MAX_SCANNED,
+    SHORTEST,
+    CallFilter,
+    Counted,
+    DecisionFilter,
+    MessageFilter,
+    Page,
+    Record,
+)
 from app.store.cursors import MAX_INT
 from app.store.pages import Order, Question, question
 from app.store.reader import Reader
+from app.store.search import TextIndex, folded
 from app.store.tables import decisions, messages, tool_calls
+from app.wire import clean, encode
 
 EXPORT_PAGE = 500
 
@@ -37,15 +50,19 @@ DECISION_ORDERS = (
 
 
 class SqlAuditStore:
-    """`AuditStore` over SQLAlchemy."""
+    """`AuditStore` over SQLAlchemy. `scanned` bounds how many messages a question about a text looks at."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, *, scanned: int = MAX_SCANNED) -> None:
         self._reader = reader
+        self._index = TextIndex(reader)
+        self._scanned = scanned
 
     async def messages(
         self, tenant: str, filters: MessageFilter, *, cursor: str | None = None, limit: int = 50
     ) -> Page:
         """One page of messages."""
+        if filters.text is not None:
+            return await self._search(tenant, filters, cursor, limit)
         return await self._page(messages, MESSAGE_ORDERS, tenant, filters, cursor, limit)
 
     async def calls(self, tenant: str, filters: CallFilter, *, cursor: str | None = None, limit: int = 50) -> Page:
@@ -58,15 +75,20 @@ class SqlAuditStore:
         """One page of decisions."""
         return await self._page(decisions, DECISION_ORDERS, tenant, filters, cursor, limit)
 
-    async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> int:
+    async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> Counted:
         """How many messages or decisions there are, at most `MAX_COUNT`."""
         given = _given(filters)
-        if isinstance(filters, DecisionFilter):
-            asked = question(decisions, DECISION_ORDERS, given, filters.newest_first)
+        if isinstance(filters, MessageFilter) and filters.text is not None:
+            asked, parameters, edge = await self._narrowed(tenant, filters, None)
         else:
-            asked = question(messages, MESSAGE_ORDERS, given, filters.newest_first)
-        row = await self._reader.row(asked.count(), {"tenant": tenant, **given})
-        return 0 if row is None else int(row["count"])
+            table, orders = (
+                (decisions, DECISION_ORDERS) if isinstance(filters, DecisionFilter) else (messages, MESSAGE_ORDERS)
+            )
+            asked, edge = question(table, orders, given, filters.newest_first), None
+            parameters = {"tenant": tenant, **given}
+        row = await self._reader.row(asked.count(), parameters)
+        count = 0 if row is None else int(row["count"])
+        return Counted(count=count, bounded=edge is not None and count < MAX_COUNT)
 
     async def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Record]]:
         """All messages in pages; no transaction is open between two of them."""
@@ -98,6 +120,44 @@ class SqlAuditStore:
         if len(rows) <= limit:
             return Page(items=rows)
         return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1]))
+
+    # ── texts ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _search(self, tenant: str, filters: MessageFilter, cursor: str | None, limit: int) -> Page:
+        """One page of the messages that hold a text; pages go on from each other, however they were found."""
+        asked, parameters, edge = await self._narrowed(tenant, filters, cursor)
+        rows = await self._reader.rows(asked.page(), {**parameters, "limit": limit + 1})
+        if len(rows) > limit:
+            return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1]))
+        if edge is not None:
+            return Page(items=rows, next=asked.cursor(edge), bounded=True)
+        return Page(items=rows)
+
+    async def _narrowed(
+        self, tenant: str, filters: MessageFilter, cursor: str | None
+    ) -> tuple[Question, dict[str, Any], Record | None]:
+        """The question about a text, its parameters, and the place where it stops, None: at the end. Few candidates are
+        looked at as they are; where there are many, the next of them are found by walking along the log."""
+        given = _given(filters)
+        wanted = clean(given.pop("text"))  # as what is stored was
+        if len(wanted) < SHORTEST and given.keys().isdisjoint(("session_id", "run_id", "since", "until")):
+            raise InvalidRequest(
+                f"text {wanted!r} has fewer than {SHORTEST} characters: name a session, a run or a time as well, or "
+                "search for a longer text",
+                errors=[{"at": "text", "message": f"at least {SHORTEST} characters without session, run or time"}],
+            )
+        asked = replace(question(messages, MESSAGE_ORDERS, given, filters.newest_first), text=True)
+        parameters: dict[str, Any] = {"tenant": tenant, "text": folded(wanted), **given}
+        if cursor is not None:
+            parameters |= asked.read(cursor)
+            asked = replace(asked, after=True)
+        candidates = await self._index.candidates(tenant, wanted)
+        if candidates is not None:
+            return replace(asked, among=True), {**parameters, "rows": encode(candidates).decode()}, None
+        edge = await self._reader.row(asked.place(), {**parameters, "steps": self._scanned - 1})
+        if edge is None:
+            return asked, parameters, None
+        return replace(asked, edge=True), {**parameters, **asked.bounds(edge)}, edge
 
 
 def _given(filters: MessageFilter | CallFilter | DecisionFilter) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOCK_TIMEOUT_MS = 30_000  # how long one process waits for another that migrates
 _POSTGRES_LOCK = 0x73756261  # any number that only this service takes
-TEXT_INDEX = "messages_text"  # SQLite's full-text tables: no part of the models
+TEXT_INDEX = "messages_text"  # another table on each database: no part of the models
 
 
 class MigrationError(Exception):

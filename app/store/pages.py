@@ -5,11 +5,14 @@ that no index serves it: a planner without statistics then cannot choose one tha
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, bindparam, func, literal, select, tuple_
+from sqlalchemy import Boolean, ColumnElement, Select, Table, Text, bindparam, func, literal, select, tuple_
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from app.sessions.audit import MAX_COUNT
 from app.store.cursors import pack, unpack
@@ -36,6 +39,9 @@ class Question:
     given: frozenset[str]
     newest_first: bool
     after: bool = False  # a page behind a cursor
+    edge: bool = False  # only up to the place of `edge()`
+    text: bool = False  # only rows whose content holds a text
+    among: bool = False  # only these rows, by their `row_id`; no index is walked along
 
     def page(self) -> Select[Any]:
         """The statement of one page; parameters are the filters, `tenant`, `limit` and `after_…` for the key."""
@@ -44,6 +50,15 @@ class Question:
     def count(self) -> Select[Any]:
         """The statement that counts, up to `MAX_COUNT`."""
         return _count(self)
+
+    def place(self) -> Select[Any]:
+        """The statement of where a walk along the index has to stop: the key `edge_…` of the row behind `steps`
+        others, by what the index alone tells; no row when there are not that many."""
+        return _place(self)
+
+    def bounds(self, place: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The parameters of a place for the statements with `edge`."""
+        return {f"edge_{name}": place[name] for name in self.order.key}
 
     def cursor(self, row: Mapping[str, Any]) -> str:
         """The cursor of the page after this row."""
@@ -69,37 +84,124 @@ def question(table: Table, orders: Sequence[Order], filters: Mapping[str, Any], 
 
 @cache
 def _page(asked: Question) -> Select[Any]:
-    table, key = asked.table, [asked.table.c[name] for name in asked.order.key]
+    table = asked.table
     shown = [column for column in table.c if column.name not in _HIDDEN]
-    statement = select(*shown).where(*_conditions(asked))
-    if asked.after:
-        here, last = tuple_(*key), tuple_(*(bindparam(f"after_{c.name}", type_=c.type) for c in key))
-        statement = statement.where(here < last if asked.newest_first else here > last)
-    sorting = [column.desc() if asked.newest_first else column.asc() for column in key]
-    return statement.order_by(*sorting).limit(bindparam("limit"))
+    statement = select(*shown).where(*_conditions(asked), *_between(asked))
+    return statement.order_by(*_sorting(asked)).limit(bindparam("limit"))
 
 
 @cache
 def _count(asked: Question) -> Select[Any]:
-    found = select(literal(1).label("one")).where(*_conditions(asked)).select_from(asked.table).limit(MAX_COUNT)
+    conditions = (*_conditions(asked), *_between(asked))
+    found = select(literal(1).label("one")).where(*conditions).select_from(asked.table).limit(MAX_COUNT)
     return select(func.count().label("count")).select_from(found.subquery())
+
+
+@cache
+def _place(asked: Question) -> Select[Any]:
+    order = asked.order
+    by_index = set(order.equal) | (set(_TIMES) if order.key[0] == "ts" else set())
+    narrow = replace(asked, given=asked.given & by_index, text=False, edge=False)
+    statement = select(*(asked.table.c[name] for name in order.key)).where(*_conditions(narrow), *_between(narrow))
+    # Not for a page: nothing but the index is passed over, and never more than a bounded part of it.
+    return statement.order_by(*_sorting(asked)).offset(bindparam("steps")).limit(1)
+
+
+def _sorting(asked: Question) -> list[ColumnElement[Any]]:
+    key = [asked.table.c[name] for name in asked.order.key]
+    return [column.desc() if asked.newest_first else column.asc() for column in key]
+
+
+def _between(asked: Question) -> list[ColumnElement[bool]]:
+    """Behind the cursor, and up to the place where a walk stops."""
+    here, found = tuple_(*(asked.table.c[name] for name in asked.order.key)), list[ColumnElement[bool]]()
+    if asked.after:
+        last = _key(asked, "after")
+        found.append(here < last if asked.newest_first else here > last)
+    if asked.edge:
+        last = _key(asked, "edge")
+        found.append(here >= last if asked.newest_first else here <= last)
+    return found
+
+
+def _key(asked: Question, prefix: str) -> Any:
+    columns = (asked.table.c[name] for name in asked.order.key)
+    return tuple_(*(bindparam(f"{prefix}_{column.name}", type_=column.type) for column in columns))
 
 
 def _conditions(asked: Question) -> list[ColumnElement[bool]]:
     table, order = asked.table, asked.order
-    conditions = [table.c.tenant_id == bindparam("tenant")]
-    conditions += [table.c[name] == bindparam(name) for name in order.equal]
+    conditions = _equal(asked)
     for name in sorted(asked.given - set(order.equal) - set(_TIMES)):
         conditions.append(func.coalesce(table.c[name], "") == bindparam(name))
+    if asked.text:
+        conditions.append(Holds(table.c.content, bindparam("text", type_=Text())))
     if asked.given.isdisjoint(_TIMES):
         return conditions
     by_time = order.key[0] == "ts"
-    moment: ColumnElement[int] = table.c.ts if by_time else func.coalesce(table.c.ts, 0)
-    # Behind a cursor the key bounds that side more tightly; a second bound could be the one that the index is
-    # searched by, and then every page would read all rows before it again.
-    bounded = ("until" if asked.newest_first else "since") if by_time and asked.after else None
-    if "since" in asked.given and bounded != "since":
+    moment: ColumnElement[int] = table.c.ts if by_time and not asked.among else func.coalesce(table.c.ts, 0)
+    # Where the key bounds a side, it does so more tightly; a second bound could be the one that the index is searched
+    # by, and then every page would read all rows before it again.
+    first, last = ("until", "since") if asked.newest_first else ("since", "until")
+    bounded = {name for name, there in ((first, asked.after), (last, asked.edge)) if there and by_time}
+    if "since" in asked.given and "since" not in bounded:
         conditions.append(moment >= bindparam("since"))
-    if "until" in asked.given and bounded != "until":
+    if "until" in asked.given and "until" not in bounded:
         conditions.append(moment < bindparam("until"))
     return conditions
+
+
+def _equal(asked: Question) -> list[ColumnElement[bool]]:
+    """Whose rows, and what the order needs; written for its index, or for none when the rows are named."""
+    table, equal = asked.table, asked.order.equal
+    if not asked.among:
+        return [table.c.tenant_id == bindparam("tenant"), *(table.c[name] == bindparam(name) for name in equal)]
+    mine = [func.coalesce(table.c.tenant_id, "") == bindparam("tenant")]
+    mine += [func.coalesce(table.c[name], "") == bindparam(name) for name in equal]
+    return [*mine, Among(table.c.row_id, bindparam("rows", type_=Text()))]
+
+
+# ── what the two databases say differently ──────────────────────────────────────────────────────────────────────
+
+
+class Holds(FunctionElement[bool]):
+    """Whether a text is in another, whatever the case of ASCII letters; the wanted one comes in lower case."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+class Among(FunctionElement[bool]):
+    """Whether a number is in a list, which comes as JSON."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+def _parts(element: FunctionElement[bool], compiler: SQLCompiler, options: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(compiler.process(part, **options) for part in element.clauses)
+
+
+@compiles(Holds, "sqlite")
+def _holds_on_sqlite(element: Holds, compiler: SQLCompiler, **options: Any) -> str:
+    whole, part = _parts(element, compiler, options)
+    return f"instr(lower({whole}), {part}) > 0"
+
+
+@compiles(Holds, "postgresql")
+def _holds_on_postgresql(element: Holds, compiler: SQLCompiler, **options: Any) -> str:
+    whole, part = _parts(element, compiler, options)
+    return f'strpos(lower({whole} COLLATE "C"), {part}) > 0'
+
+
+@compiles(Among, "sqlite")
+def _among_on_sqlite(element: Among, compiler: SQLCompiler, **options: Any) -> str:
+    number, listed = _parts(element, compiler, options)
+    return f"{number} IN (SELECT value FROM json_each({listed}))"  # noqa: S608  names of columns and parameters
+
+
+@compiles(Among, "postgresql")
+def _among_on_postgresql(element: Among, compiler: SQLCompiler, **options: Any) -> str:
+    number, listed = _parts(element, compiler, options)
+    rows = f"json_array_elements_text(CAST({listed} AS json))"
+    return f"{number} IN (SELECT CAST(value AS bigint) FROM {rows})"  # noqa: S608  names of columns and parameters

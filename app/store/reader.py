@@ -23,6 +23,7 @@ class Reader:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self.dialect = engine.dialect.name
         self._open: set[asyncio.Task[list[Record]]] = set()
 
     async def rows(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> list[Record]:

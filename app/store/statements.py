@@ -50,6 +50,7 @@ from app.store.tables import (
     tool_calls,
     webhooks,
 )
+from app.store.text_index import forget_messages, index_messages, purge
 
 _PROJECTED = (events, sessions, memories, runs, handoffs, messages, tool_calls, approvals, decisions, notices)
 _TABLES = {table.name: table for table in _PROJECTED}
@@ -198,6 +199,8 @@ def _erase(connection: Connection, tenant: str, session_id: str, upto: int) -> N
     connection.execute(_forget_summaries, {"tenant": tenant, "session": session_id, "upto": upto})
     for table, seq in _ERASED:
         mine = and_(table.c.tenant_id == tenant, table.c.session_id == session_id, table.c[seq] < upto)
+        if table is messages:
+            forget_messages(connection, mine)
         connection.execute(delete(table).where(mine))
     connection.execute(_hand_over, {"tenant": tenant, "session": session_id})
     for table in _ERASED_WHOLE:
@@ -236,8 +239,14 @@ def store_write(connection: Connection, write: Write) -> None:
     """Carry out one `Write`. Raises ValueError when it names no tenant, a table of the projection, or no such column.
 
     With `key` the row is changed (with `keep`: left as it is), or made if there is none (not with `change`); without,
-    it must be new.
+    it must be new. The row of `text_index` is not only changed: the index follows it in the same transaction.
     """
+    if write.table == "text_index":
+        if "purge" in write.values:
+            purge(connection)
+        else:
+            index_messages(connection, write.values["upto"])
+        return
     table, values = _checked(write)
     if not write.key:
         connection.execute(insert(table).values(values))

@@ -76,7 +76,7 @@ def test_every_table_has_a_tenant_and_every_index_begins_with_it() -> None:
 @pytest.mark.spec("12.1", "12.4")
 def test_sqlite_gets_an_empty_text_index_that_finds_chinese(file: Path) -> None:
     connection = sqlite3.connect(file)
-    assert connection.execute("SELECT count(*) FROM messages_text_docsize").fetchone() == (0,)
+    assert connection.execute("SELECT upto FROM text_index").fetchone() == (0,)
     connection.execute("INSERT INTO messages_text(rowid, content) VALUES (1, '小黄门去查一查奏折')")
     found = connection.execute("SELECT rowid FROM messages_text WHERE messages_text MATCH '查奏折'").fetchall()
     assert found == [(1,)]

@@ -140,7 +140,7 @@ class Shelf:
 
     def ask(self, filters: MessageFilter, limit: int) -> tuple[list[Record], int]:
         async def both() -> tuple[list[Record], int]:
-            return await all_pages(self.store, filters, limit), await self.store.audit.count("default", filters)
+            return await all_pages(self.store, filters, limit), (await self.store.audit.count("default", filters)).count
 
         return self._runner.run(both())
 
@@ -184,8 +184,8 @@ async def test_counting_stops(sqlite_store: Store) -> None:
     sqlite_store.stored(facts.created(), facts.queued(run))
     for _ in range(11):
         sqlite_store.stored(*(facts.message(run, "user", "x") for _ in range(1000)))
-    assert await sqlite_store.audit.count("default", MessageFilter()) == MAX_COUNT == 10_001
-    assert await sqlite_store.audit.count("default", MessageFilter(role="system")) == 0
+    assert (await sqlite_store.audit.count("default", MessageFilter())).count == MAX_COUNT == 10_001
+    assert (await sqlite_store.audit.count("default", MessageFilter(role="system"))).count == 0
 
 
 @pytest.mark.spec("12.4")

@@ -38,6 +38,8 @@ async def readiness(request: Request) -> Response:
     if services.commands is not None:
         standing = await services.commands.standing()
         told["sandbox"] = {"level": standing.level, "missing": dict(standing.missing)}
+    if services.indexing is not None:  # searches are slower without it, and right all the same
+        told["search"] = services.indexing.problem or "ok"
     servers = services.mcp.states() if services.mcp is not None else {}
     if servers:  # their names are for whoever has a key
         told["mcp"] = dict(Counter(servers.values()))

@@ -381,6 +381,14 @@ class MessagePage(Page):
 
     items: list[Message]
     count: int | None = None
+    bounded: bool | None = Field(
+        None,
+        description="Only with `text`. true: 50,000 messages were looked at, and the search stopped there; there may "
+        "be fewer items than `limit`, even none, and `next` goes on.",
+    )
+    count_bounded: bool | None = Field(
+        None, description="Only with `text` and `count`. true: `count` is of the first 50,000 messages looked at."
+    )
 
 
 class EventPage(Page):

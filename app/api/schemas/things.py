@@ -173,6 +173,9 @@ class Readiness(Answer):
     ready: bool
     checks: dict[str, str]
     sandbox: SandboxLevel | None = None
+    search: str | None = Field(
+        None, description="`ok`, or why texts are looked for without an index, which is slower and no fault here."
+    )
     mcp: dict[str, int] | None = Field(
         None, description="How many MCP servers are in each state; one that is down is no fault here."
     )

@@ -1,0 +1,96 @@
+"""Keeps the text index of messages: what goes in, what comes out, and that nothing of it stays behind.
+
+Works on the writing connection, inside the transaction of its caller; `search.py` reads. The row of `text_index` says
+how far the index is; it moves in the transaction that fills the index, so that the two cannot disagree.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, text, update
+
+from app.store.tables import messages
+from app.store.upkeep_tables import text_index
+
+MERGED_PAGES = 64  # of one transaction: about 10 ms
+PURGE_WANTED, PURGE_UNDER_WAY = 1, 2
+_PRIVATE = 0xE000  # Unicode's private use area: 6,400 characters that no text should hold
+_PRIVATE_SIZE = 6_400
+
+_state = select(text_index.c.upto, text_index.c.purge)
+_between = (
+    select(messages.c.row_id, messages.c.tenant_id, messages.c.content)
+    .where(messages.c.row_id > bindparam("after"), messages.c.row_id <= bindparam("upto"))
+    .order_by(messages.c.row_id)
+)
+_ADD = "INSERT INTO messages_text (rowid, content) VALUES (?, ?)"
+_REMOVE = "INSERT INTO messages_text (messages_text, rowid, content) VALUES ('delete', ?, ?)"
+_MERGE = "INSERT INTO messages_text (messages_text, rank) VALUES ('merge', ?)"
+_COPY = text(
+    'INSERT INTO messages_text (tenant_id, row_id, content) SELECT tenant_id, row_id, lower(content COLLATE "C") '
+    "FROM messages WHERE row_id > :after AND row_id <= :upto"
+)
+_copies = text("DELETE FROM messages_text WHERE row_id = ANY(:rows)")
+
+
+def mark(tenant: str) -> str:
+    """Three characters that stand before every text of a tenant in SQLite's index: one trigram that only the texts of
+    that tenant have, so that a search never goes through those of others."""
+    number = int.from_bytes(sha256(tenant.encode("utf-8", "replace")).digest()[:8])
+    found = ""
+    for _ in range(3):
+        number, place = divmod(number, _PRIVATE_SIZE)
+        found += chr(_PRIVATE + place)
+    return found
+
+
+def index_messages(connection: Connection, upto: int) -> None:
+    """Take the messages behind those that are in the index in, up to that `row_id`. Done twice it is done once."""
+    state = connection.execute(_state).one()
+    if upto <= state.upto:
+        return
+    span = {"after": state.upto, "upto": upto}
+    if connection.dialect.name == "sqlite":
+        rows = connection.execute(_between, span).all()
+        if rows:
+            connection.exec_driver_sql(_ADD, [(row.row_id, mark(row.tenant_id) + row.content) for row in rows])
+            connection.exec_driver_sql(_MERGE, (MERGED_PAGES,))
+    else:
+        connection.execute(_COPY, span)
+    connection.execute(update(text_index).values(upto=upto))
+
+
+def forget_messages(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Take messages out of the index that are about to be deleted; `which` is a condition on their table."""
+    state = connection.execute(_state).one()
+    asked = select(messages.c.row_id, messages.c.tenant_id, messages.c.content)
+    rows = connection.execute(asked.where(and_(which, messages.c.row_id <= state.upto))).all()
+    if not rows:
+        return
+    if connection.dialect.name == "sqlite":
+        _out_of_fts(connection, rows)
+        connection.execute(update(text_index).values(purge=PURGE_WANTED))
+    else:
+        connection.execute(_copies, {"rows": [row.row_id for row in rows]})
+
+
+def _out_of_fts(connection: Connection, rows: Sequence[Any]) -> None:
+    connection.exec_driver_sql(_REMOVE, [(row.row_id, mark(row.tenant_id) + row.content) for row in rows])
+
+
+def purge(connection: Connection) -> None:
+    """One bounded step of merging all parts of SQLite's index into one: until then what was taken out is only marked
+    as gone. The row says when that is done."""
+    state = connection.execute(_state).one()
+    if connection.dialect.name != "sqlite" or not state.purge:
+        return
+    first = state.purge == PURGE_WANTED
+    before = _changes(connection)
+    connection.exec_driver_sql(_MERGE, (-MERGED_PAGES if first else MERGED_PAGES,))
+    done = not first and _changes(connection) - before < 2  # SQLite's sign that there was nothing left to merge
+    connection.execute(update(text_index).values(purge=0 if done else PURGE_UNDER_WAY))
+
+
+def _changes(connection: Connection) -> int:
+    return int(connection.exec_driver_sql("SELECT total_changes()").scalar_one())
