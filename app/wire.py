@@ -60,6 +60,11 @@ def clean(value: Any, depth: int = 0) -> Any:
     return clean(str(value))
 
 
+def clean_row(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a row, cleaned; bytes stay."""
+    return {name: value if isinstance(value, bytes) else clean(value) for name, value in values.items()}
+
+
 def encode(value: Any) -> bytes:
     """JSON in UTF-8 on one line; what JSON cannot carry is cleaned first."""
     try:

@@ -1,8 +1,9 @@
 """What a route is given: who asks, and the services, once it is clear that the key opens the route."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Header, Request
@@ -91,12 +92,15 @@ async def _starting(request: Request, key: Key = None) -> Asked:
 
 
 def _check_parameters(request: Request) -> None:
-    """Raises for a parameter that the route does not have: a misspelt one would be silently without effect."""
-    names = {name for name, _ in parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)}
+    """Raises for a parameter that the route does not have, since a misspelt one would be silently without effect, and
+    for one that comes twice where one value counts, since the other would be."""
+    given = Counter(
+        name for name, _ in parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    )
     route = request.scope["route"]
-    known = {parameter["name"] for parameter in (route.openapi_extra or {}).get("parameters", ())}
+    known = {parameter["name"]: False for parameter in (route.openapi_extra or {}).get("parameters", ())}
     known.update(_parameters(route.dependant))
-    for name in sorted(names - known):
+    for name in sorted(given.keys() - known.keys()):
         if name in LATER_PARAMETERS:
             raise Unsupported(
                 f"the parameter {name} is not carried out by this version",
@@ -106,13 +110,24 @@ def _check_parameters(request: Request) -> None:
             f"there is no parameter {name!r} here; there are {', '.join(sorted(known)) or 'none'}",
             errors=[{"at": name, "message": "unknown parameter"}],
         )
+    for name, times in given.items():
+        if times > 1 and not known[name]:
+            raise InvalidRequest(
+                f"the parameter {name} came {times} times: send one value",
+                errors=[{"at": name, "message": "takes one value"}],
+            )
 
 
-def _parameters(dependant: Dependant) -> list[str]:
-    names = [field.alias for field in dependant.query_params]
+def _parameters(dependant: Dependant) -> dict[str, bool]:
+    """The query parameters of a route, each with whether it is a list."""
+    names = {field.alias: _is_list(field.field_info.annotation) for field in dependant.query_params}
     for inner in dependant.dependencies:
-        names += _parameters(inner)
+        names |= _parameters(inner)
     return names
+
+
+def _is_list(annotation: Any) -> bool:
+    return any(get_origin(part) is list for part in (annotation, *get_args(annotation)))
 
 
 Reading = Annotated[Asked, Depends(_needs(READ))]

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from app.agent.errors import (
     Conflict,
@@ -169,14 +170,21 @@ async def _http(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return problem_of(NotFound(f"there is no {method} {path}: GET /openapi.json lists all routes"))
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(_methods_of(request))
         kind = Kind(405, "method-not-allowed", "Wrong method")
-        return problem(kind, f"{path} takes {allowed}, not {method}", "method_not_allowed", error.headers)
+        return problem(kind, f"{path} takes {allowed}, not {method}", "method_not_allowed", {"Allow": allowed})
     if error.status_code == 400:  # deeper than the parser goes, or a number of thousands of digits
         return problem_of(BadRequest(f"the body cannot be read: {error.detail}", code="malformed_json"))
     if error.status_code == 413:
         return problem_of((Endless if error.headers else TooLarge)(str(error.detail)))
     return problem(Kind(error.status_code, "http", "HTTP error"), str(error.detail), "http_error", error.headers)
+
+
+def _methods_of(request: Request) -> list[str]:
+    """The methods of a path: each has a route of its own, and the framework names those of the first."""
+    matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    found = {method for route in matching for method in getattr(route, "methods", None) or ()}
+    return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 # ── validation ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -24,7 +24,7 @@ from app.sessions.along import accompanied
 from app.sessions.ports import EventWriter, Rejected
 from app.sessions.recent import Recent
 from app.sessions.writing import Outcome, WriterThread
-from app.wire import encode, encode_payload, envelope, scope_bytes
+from app.wire import clean_row, encode, encode_payload, envelope, scope_bytes
 
 log = logging.getLogger(__name__)
 
@@ -308,10 +308,11 @@ class Journal:
         await waiter
 
     async def write(self, write: Write, timeout_s: float | None = None) -> None:
-        """Store a row that is no event, masked; returns after the commit. Raises `ValueError` when it cannot be
-        stored, `Unavailable` when that takes too long; it is stored all the same when the store is back."""
+        """Store a row that is no event, masked and cleaned as events are; returns after the commit. Raises `ValueError`
+        when it cannot be stored, `Unavailable` when that takes too long; it is stored all the same when the store is
+        back."""
         done = self._loop.create_future()
-        self._queue.append(_Row(replace(write, values=self._masker.value(write.values)), done))
+        self._queue.append(_Row(replace(write, values=clean_row(self._masker.value(write.values))), done))
         self._hurry()
         await _taken(done, timeout_s)
 

@@ -22,6 +22,7 @@ from app.sessions.access import WritesRows
 from app.sessions.agents import AgentStore
 from app.sessions.grants import Grants
 from app.sessions.requests import AgentReader
+from app.wire import clean
 
 log = logging.getLogger(__name__)
 
@@ -140,9 +141,9 @@ class TenantAgents:
                 f"the path names the agent {name!r}, the body {data['name']!r}: leave `name` out, or make them equal",
                 errors=[{"at": "name", "message": "differs from the path"}],
             )
-        # masked before it is in force, so that it is the same after a restart
-        name = self._masker.text(name)
-        given = self._masker.value({**data, "name": name})
+        # masked and cleaned before it is in force, so that it is the same after a restart
+        name = self._masker.text(clean(name))
+        given = clean(self._masker.value({**data, "name": name}))
         agent_tools = self._reader.tool_names([given], tenant)
         definition = self._reader.definition(given, "", agent_tools=agent_tools)
         if definition.name != name:  # a blank at an end would make an agent that no request can name

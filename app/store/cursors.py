@@ -5,7 +5,8 @@ Knows no table.
 
 import base64
 import binascii
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -14,6 +15,12 @@ from app.agent.errors import InvalidRequest
 
 MAX_INT = 2**63 - 1  # what a column can hold
 _Column = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
+
+
+def under(order: str, filters: Mapping[str, Any]) -> str:
+    """An order of its own for each choice of filters, so that a cursor of one does not fit another."""
+    chosen = msgspec.json.encode(sorted(filters.items()))
+    return f"{order}/{hashlib.sha256(chosen).hexdigest()[:16]}"
 
 
 def pack(order: str, key: Sequence[Any]) -> str:

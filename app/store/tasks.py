@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select, true
 from app.agent.runs import HandoffStatus
 from app.sessions.audit import Page
 from app.sessions.tasks import TaskFilter
-from app.store.cursors import pack, unpack
+from app.store.cursors import pack, under, unpack
 from app.store.reader import Reader, Record
 from app.store.tables import cleared_tasks, handoffs, runs
 
@@ -69,12 +69,13 @@ class SqlTaskStore:
         given: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
         names = frozenset(given) | ({"ended"} if filters.ended else frozenset())
         parameters = {"tenant": tenant, "kept_since": filters.kept_since, "limit": limit + 1, **given}
+        order = under(_ORDER, given)
         if cursor is not None:
-            (parameters["after"],) = unpack(cursor, _ORDER, (str,))
+            (parameters["after"],) = unpack(cursor, order, (str,))
         rows = await self._reader.rows(_page(names, after=cursor is not None), parameters)
         if len(rows) <= limit:
             return Page(items=rows)
-        return Page(items=rows[:limit], next=pack(_ORDER, (rows[limit - 1]["id"],)))
+        return Page(items=rows[:limit], next=pack(order, (rows[limit - 1]["id"],)))
 
     async def attempts(self, tenant: str, task_ids: Sequence[str]) -> Sequence[Record]:
         """The runs of these tasks, those of each by ordinal."""

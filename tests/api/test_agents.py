@@ -158,6 +158,20 @@ async def test_a_name_has_at_most_128_characters_and_no_blanks_at_its_ends(tmp_p
             assert [error["at"] for error in answer.json()["errors"]] == ["name"]
 
 
+@pytest.mark.spec("14.14")
+async def test_an_agent_with_text_that_no_store_takes_is_cleaned_the_same_in_force_and_in_its_row(
+    tmp_path: Path,
+) -> None:
+    odd = b'{"description": "d\\u0000", "prompt": "p", "extra\\ud800": [{"\\udfff": "\\ud83d"}, NaN]}'
+    async with in_process(tmp_path) as running, running.client() as http:
+        answer = await http.put("/v1/agents/mine", content=odd, headers={"content-type": "application/json"})
+        assert answer.status_code == 201, answer.text
+        shown = answer.json()
+    assert shown["metadata"] == {"extra\ufffd": [{"\ufffd": "\ufffd"}, None]}
+    async with in_process(tmp_path) as running, running.client() as http:
+        assert (await http.get("/v1/agents/mine")).json() == shown
+
+
 @pytest.mark.spec("14.15")
 async def test_what_there_is_can_be_asked_for(tmp_path: Path) -> None:
     async with in_process(tmp_path) as running, running.client() as http:

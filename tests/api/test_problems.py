@@ -183,10 +183,45 @@ async def test_a_body_must_say_that_it_is_json(http: httpx.AsyncClient) -> None:
     assert fine.status_code == 202
 
 
-async def test_a_wrong_method_names_the_right_ones(http: httpx.AsyncClient) -> None:
-    answer = await http.delete(RUN)
-    assert answer.headers["allow"] == "POST"
-    assert "POST" in checked(answer, 405, "method_not_allowed")["detail"]
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        (RUN, "POST"),
+        ("/v1/sessions", "GET, HEAD, POST"),
+        ("/v1/sessions/ses_x", "DELETE, GET, HEAD, PATCH"),
+        ("/v1/permissions/apr_x", "GET, HEAD, POST"),
+        ("/v1/agents/a/b", "DELETE, GET, HEAD, PUT"),
+        ("/v1/agents/reload", "DELETE, GET, HEAD, POST, PUT"),
+        ("/openapi.json", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_names_all_that_the_path_takes(http: httpx.AsyncClient, path: str, allowed: str) -> None:
+    answer = await http.request("TRACE", path)
+    assert answer.headers["allow"] == allowed
+    assert f"takes {allowed}, not TRACE" in checked(answer, 405, "method_not_allowed")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/audit?role=user&role=tool", "role"),
+        ("/v1/tasks?limit=1&status=completed&limit=2", "limit"),
+        (f"{RUN}/{UNKNOWN}/events?after=1&after=1", "after"),
+        ("/v1/sessions?cursor=x&cursor=y", "cursor"),
+        (f"{RUN}/{UNKNOWN}?wait_ms=0&wait_ms=", "wait_ms"),
+    ],
+)
+async def test_a_parameter_that_comes_twice_is_refused_by_its_name(
+    http: httpx.AsyncClient, path: str, name: str
+) -> None:
+    problem = checked(await http.get(path), 422, "invalid_request")
+    assert [error["at"] for error in problem["errors"]] == [name]
+    assert "2 times" in problem["detail"]
+
+
+async def test_a_parameter_that_is_a_list_may_come_twice(http: httpx.AsyncClient) -> None:
+    answer = await http.get("/v1/permissions?explain=Read&agent=lead&agent=scout")
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.case("B137")

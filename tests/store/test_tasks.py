@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from app.agent.errors import InvalidRequest
 from app.agent.events import Event, Write
 from app.agent.runs import RunStatus
 from app.sessions.tasks import TaskFilter
@@ -79,3 +80,23 @@ async def test_one_that_was_removed_is_told_apart_and_forgotten_with_its_session
     store.stored(facts.closed("deleted"))
     assert await store.tasks.cleared("default", facts.session.id) == set()
     assert await store.tasks.cleared("default", other.session.id) == {"ho_3"}
+
+
+@pytest.mark.spec("9.2", "14.10")
+async def test_a_cursor_of_other_filters_is_refused(store: Store) -> None:
+    facts = Facts()
+    store.stored(facts.created())
+    for number in range(1, 5):
+        store.stored(*task(facts, number, "completed", subagent="scout"))
+    choices: list[dict[str, Any]] = [{}, {"agent": "scout"}, {"status": "completed"}, {"session_id": facts.session.id}]
+    for given in choices:
+        page = await store.tasks.tasks("default", TaskFilter(**given), cursor=None, limit=2)
+        for other in choices:
+            asked = TaskFilter(**other, kept_since=1)  # which moves on by itself and is no choice
+            if given == other:
+                rest = await store.tasks.tasks("default", asked, cursor=page.next, limit=2)
+                assert [row["id"] for row in rest.items] == ["ho_2", "ho_1"]
+            else:
+                with pytest.raises(InvalidRequest) as caught:
+                    await store.tasks.tasks("default", asked, cursor=page.next, limit=2)
+                assert caught.value.code == "invalid_cursor"
