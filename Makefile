@@ -18,7 +18,7 @@ LOCKED := $(PIP_INSTALL) --require-hashes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install local check format test test-long run demo bench cancels chaos lock clean
+.PHONY: help install local check format test test-long run demo bench cancels chaos fuzz lock clean
 
 help:
 	@echo "make install   environment for development, in $(VENV)"
@@ -32,6 +32,7 @@ help:
 	@echo "make bench     measurements"
 	@echo "make cancels   a thousand cancels at random moments; ARGS='--seed 7' repeats some"
 	@echo "make chaos     two hundred kills of a loaded server; ARGS='--kills 20 --trees 40' for fewer"
+	@echo "make fuzz      requests, connections and sequences that no client should send; ARGS='--seed 7' repeats some"
 	@echo "make lock      renew the lock files; UPGRADE=1 takes newer releases"
 	@echo "make clean     remove what tools and builds leave; $(VENV) stays"
 
@@ -112,6 +113,9 @@ cancels: $(STAMPS)/dev-checkout
 
 chaos: $(STAMPS)/dev-checkout
 	$(BIN)/python -m bench.chaos $(ARGS)
+
+fuzz: $(STAMPS)/dev-checkout
+	$(BIN)/python -m bench.fuzz $(ARGS)
 
 # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
 

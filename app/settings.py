@@ -52,6 +52,8 @@ class Http(Group):
     idempotency_h: float = Field(24.0, gt=0, le=8760, description="Hours that an Idempotency-Key is remembered.")
     docs: bool = Field(False, description="Serve a page about the API at /docs.")
     access_log: bool = Field(False, description="Write a line for each request, without its query.")
+    head_timeout_s: float = Field(20.0, gt=0, le=3600, description="For the head of a request, from its first byte.")
+    body_timeout_s: float = Field(300.0, gt=0, le=86_400, description="For its body, from then on.")
     grace_s: float = Field(10.0, ge=0, description="How long runs may finish after SIGTERM.")
 
     @field_validator("key")

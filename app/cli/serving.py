@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import click
 import uvicorn
@@ -21,6 +22,7 @@ import uvicorn
 from app.agent.errors import SubagentdError
 from app.agent.interruption import left_behind
 from app.cli import DONE, FAILED, USAGE
+from app.cli.connection import Bounds, Connection
 from app.main import create_app
 from app.settings import Settings, unknown_variables
 from app.telemetry.logs import setup, take_strays
@@ -69,12 +71,13 @@ async def _serve(settings: Settings, *, as_json: bool) -> int:
         listener.close()
         click.echo(str(error), err=True)
         return USAGE
+    bounds = Bounds(head_s=settings.http.head_timeout_s, body_s=settings.http.body_timeout_s)
     config = uvicorn.Config(
         create_app(wired.services, settings),
         lifespan="off",
         access_log=False,
         log_config=None,
-        http="httptools",
+        http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # it is only called
         ws="none",
         server_header=False,
         date_header=True,

@@ -1,0 +1,135 @@
+"""One connection of a client, as uvicorn parses it, with bounds on what is taken before an answer begins: a head has a
+size and a time, a body a time. Without them a server keeps whatever somebody begins to send, for ever.
+
+Also: what is no HTTP gets a problem (RFC 9457) like every other error. Knows neither routes nor settings.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from app.api.errors import Kind, problem
+
+MAX_HEAD_BYTES = 64 << 10  # several times what browsers and proxies send with all their cookies
+_MALFORMED = Kind(400, "bad-request", "The request was not understood")
+_SLOW = Kind(408, "too-slow", "The request did not come in time")
+_LARGE = Kind(431, "head-too-large", "The head of the request is too large")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How long a client may take for the head of a request, and from then on for its body, in seconds."""
+
+    head_s: float
+    body_s: float
+
+
+class _Part(Enum):
+    """What of a request has begun and is not complete."""
+
+    NOTHING = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with bounds. A request that comes in one piece, as nearly all do, sets no timer."""
+
+    def __init__(self, *given: Any, bounds: Bounds, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._bounds = bounds
+        self._part = _Part.NOTHING
+        self._timed: _Part | None = None  # what the timer was set for; None: for what came before
+        self._timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+
+    # ── what the transport tells ────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there: its first head must come."""
+        super().connection_made(transport)
+        self._time(_Part.HEAD)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._time(_Part.NOTHING)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Something came."""
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._part is _Part.HEAD:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(_LARGE, f"the head has more than {MAX_HEAD_BYTES} bytes", "head_too_large")
+                return
+        if self._part is not self._timed:
+            self._time(self._part)
+
+    # ── what the parser tells ───────────────────────────────────────────────────────────────────────────────────
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._part, self._timed, self._head_bytes = _Part.HEAD, None, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head; those behind a body belong to nobody here, and there is no end of them."""
+        if self._part is _Part.HEAD:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self._part = _Part.BODY
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._part = _Part.NOTHING
+        super().on_message_complete()
+
+    # ── bounds ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _time(self, part: _Part) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timed = part
+        if part is not _Part.NOTHING:
+            allowed = self._bounds.head_s if part is _Part.HEAD else self._bounds.body_s
+            self._timer = self.loop.call_later(allowed, self._late)
+
+    def _late(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self._part is _Part.NOTHING:
+            self.transport.close()  # it has never asked for anything
+        elif self._part is _Part.HEAD:
+            self._refuse(_SLOW, f"the head was not complete within {self._bounds.head_s:g} s", "too_slow")
+        else:
+            self._refuse(_SLOW, f"the body was not complete within {self._bounds.body_s:g} s", "too_slow")
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP."""
+        self._refuse(_MALFORMED, "this is no request of HTTP/1.1: its head or its framing is broken", "malformed_http")
+
+    def _refuse(self, kind: Kind, detail: str, code: str) -> None:
+        """Say why, and hang up. In the middle of another answer this would be read as a part of that: then only the
+        connection is cut."""
+        cycle: RequestResponseCycle | None = self.cycle  # the newest; None before the first
+        if cycle is not None and not cycle.response_complete:
+            own = self._part is _Part.BODY and not self.pipeline and not cycle.response_started
+            if not own:
+                self.transport.abort()
+                return
+        answer = problem(kind, detail, code, {"Connection": "close"})
+        fields = (*self.server_state.default_headers, *answer.raw_headers)
+        head = b"".join(b"%b: %b\r\n" % pair for pair in fields)
+        self.transport.write(STATUS_LINE[kind.status] + head + b"\r\n" + bytes(answer.body))
+        self.transport.close()
