@@ -68,8 +68,11 @@ class Connection(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(_LARGE, f"the head has more than {MAX_HEAD_BYTES} bytes", "head_too_large")
                 return
-        if self._part is not self._timed:
-            self._time(self._part)
+        awaited = self._part
+        if awaited is _Part.NOTHING and not self._answering():  # empty lines, which begin nothing
+            awaited = _Part.HEAD
+        if awaited is not self._timed:
+            self._time(awaited)
 
     # ── what the parser tells ───────────────────────────────────────────────────────────────────────────────────
 
@@ -85,13 +88,21 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is complete."""
+        super().on_headers_complete()  # which refuses a target that is none
         self._part = _Part.BODY
-        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The request is complete."""
         self._part = _Part.NOTHING
         super().on_message_complete()
+
+    def _answering(self) -> bool:
+        """Whether a request waits for its answer, or for the rest of that."""
+        cycle: RequestResponseCycle | None = self.cycle  # the newest; None before the first
+        return cycle is not None and not cycle.response_complete
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Whoever asks for another protocol is answered in this one: nothing to warn an operator of."""
 
     # ── bounds ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,7 +120,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._part is _Part.NOTHING:
-            self.transport.close()  # it has never asked for anything
+            self.transport.close()  # it has not asked for anything
         elif self._part is _Part.HEAD:
             self._refuse(_SLOW, f"the head was not complete within {self._bounds.head_s:g} s", "too_slow")
         else:
@@ -122,12 +133,10 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, kind: Kind, detail: str, code: str) -> None:
         """Say why, and hang up. In the middle of another answer this would be read as a part of that: then only the
         connection is cut."""
-        cycle: RequestResponseCycle | None = self.cycle  # the newest; None before the first
-        if cycle is not None and not cycle.response_complete:
-            own = self._part is _Part.BODY and not self.pipeline and not cycle.response_started
-            if not own:
-                self.transport.abort()
-                return
+        own = self._part is _Part.BODY and not self.pipeline and not self.cycle.response_started
+        if self._answering() and not own:
+            self.transport.abort()
+            return
         answer = problem(kind, detail, code, {"Connection": "close"})
         fields = (*self.server_state.default_headers, *answer.raw_headers)
         head = b"".join(b"%b: %b\r\n" % pair for pair in fields)

@@ -124,6 +124,8 @@ def abuses(rng: Random, slow_s: float, session_id: str) -> list[Abuse]:
         _one("a body byte by byte", POST + b"Content-Length: 99\r\n\r\n", *[b"{", slow_s / 25] * 30, allowed={408}),
         _one("a second head that stays away", GET, b"GET ", slow_s, allowed={200}),
         _one("nothing at all", slow_s, allowed={None}),
+        _one("empty lines", b"\r\n", b"\n", allowed={None}),
+        _one("empty lines after an answer", GET, 0.05, b"\r\n", slow_s, allowed={200}),
         _one("half a close", GET, EOF, allowed={None, 200}),
         _one("half a close within a head", GET[:20], EOF, allowed={None, 400}),
         _one("half a close within a body", POST + b"Content-Length: 9\r\n\r\n{", EOF, allowed={None, 400}),
