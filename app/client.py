@@ -4,56 +4,92 @@ Used by the command line and the tests. Knows the wire, not the service.
 """
 
 import asyncio
+import contextlib
+import email.utils
 import io
 import json
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
-RECONNECT_S = 1.0
-TRIES = 30  # in a row without an event, before a stream is given up
+from app.frames import FrameParser, Gap, Malformed, Place, Received, Texts
+
+__all__ = [
+    "BlockingClient",
+    "BrokenStream",
+    "Client",
+    "CursorExpired",
+    "Received",
+    "ServiceError",
+    "Texts",
+    "Unreachable",
+]
+
+RECONNECT_S = 1.0  # before a stream is taken up again, when the server does not say
+LONGEST_PAUSE_S = 15.0
+PATIENCE_S = 90.0  # without a sign of life, before a stream is given up; a restart may take the grace and longer
+GAPS = 3  # in a row at one place, before a stream is given up
 IDLE_S = 45.0  # three heartbeats
+AGAIN = frozenset({429, 502, 503, 504})  # for now: the service is full or not ready, or a proxy does not reach it
+T = TypeVar("T")
+Decide = Callable[[dict[str, Any]], Mapping[str, Any] | None]
 
 
 class ServiceError(Exception):
-    """The service answered with a problem (RFC 9457)."""
+    """The service answered with a problem (RFC 9457). `retry_after_s`: how long it asks to wait."""
 
-    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
+    def __init__(self, status: int, problem: Mapping[str, Any], retry_after_s: float | None = None) -> None:
         detail = problem.get("detail") or problem.get("title") or "no detail"
         super().__init__(f"{detail} (HTTP {status}, {problem.get('code', 'no code')})")
         self.status = status
         self.problem = dict(problem)
+        self.retry_after_s = retry_after_s
+
+
+class CursorExpired(ServiceError):
+    """The log does not reach back to the cursor any more (410): `problem` says from where on it does. Look at the
+    state over the other routes, and follow from there."""
 
 
 class Unreachable(Exception):
     """Nothing answers at that address."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One frame: `id` is None for transient events; `data` is the decoded JSON, `text` that as it came."""
-
-    id: int | None
-    type: str
-    data: dict[str, Any]
-    text: str = ""
+class BrokenStream(Unreachable):
+    """What answers there is no event stream of this service, or leaves events out each time it is asked."""
 
 
 class Client:
-    """Talks to one service. Use as an async context manager. `reconnect_s`: the pause before a cut stream is taken up
-    again."""
+    """Talks to one service. Use as an async context manager.
 
-    def __init__(self, url: str, key: str | None = None, *, reconnect_s: float = RECONNECT_S) -> None:
+    `reconnect_s`: the pause before a cut stream is taken up again, instead of what the server asks for. `patience_s`:
+    how long nobody may answer before a stream is given up. `idle_s`: silence after which a connection is taken for
+    dead. `gaps` and `repeats` count what streams showed that they should not have.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        reconnect_s: float | None = None,
+        patience_s: float = PATIENCE_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
         self.url = url.rstrip("/")
+        self.gaps = self.repeats = 0
         self._reconnect_s = reconnect_s
+        self._patience_s = patience_s
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+        self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=idle_s)
         self._http = aiohttp.ClientSession(headers=headers, timeout=timeout, trust_env=False)
 
-    async def __aenter__(self) -> "Client":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -76,7 +112,7 @@ class Client:
             async with self._http.request(method, self.url + path, data=data, params=params, headers=headers) as answer:
                 text = await answer.text()
                 if answer.status >= 400:
-                    raise ServiceError(answer.status, _problem(text))
+                    raise _refused(answer, text)
                 return json.loads(text) if text else None
         except aiohttp.ClientError as error:
             raise Unreachable(f"{self.url} does not answer: {error}") from error
@@ -86,73 +122,215 @@ class Client:
         answer: dict[str, Any] = await self.request("GET", path, **query)
         return answer
 
-    async def download(self, path: str, **query: Any) -> AsyncIterator[bytes]:
+    async def download(self, path: str, **query: Any) -> AsyncGenerator[bytes, None]:
         """An answer that is no JSON, in pieces as they come. Raises like `request`."""
         params = {key: str(value) for key, value in query.items() if value is not None}
         try:
             async with self._http.get(self.url + path, params=params) as answer:
                 if answer.status >= 400:
-                    raise ServiceError(answer.status, _problem(await answer.text()))
+                    raise _refused(answer, await answer.text())
                 async for chunk in answer.content.iter_any():
                     yield chunk
         except aiohttp.ClientError as error:
             raise Unreachable(f"{self.url} does not answer: {error}") from error
 
-    async def events(self, path: str, after: int = 0, **query: Any) -> AsyncIterator[Received]:
-        """The events of a view after a number, until the view ends; a cut stream is taken up where it was."""
-        cursor, tries = after, 0
-        while True:
-            ended = True
-            try:
-                async for frame in self._stream(path, cursor, query):
-                    tries = 0
-                    if frame.id is not None:
-                        cursor = frame.id
-                    if frame.type == "stream.closing":
-                        ended = False
-                    if frame.type:
-                        yield frame
-                if ended:
-                    return
-            except (aiohttp.ClientError, TimeoutError) as error:
-                tries += 1
-                if tries >= TRIES:
-                    raise Unreachable(f"{self.url} does not answer any more: {error}") from error
-            await asyncio.sleep(self._reconnect_s)
+    async def answer(self, approval_id: str, decision: str, **fields: Any) -> dict[str, Any]:
+        """Answer what a run asks persons (`permission.requested`): `allow_once`, `allow_session` or `deny`; `fields`
+        are `arguments` and `message`. Raises `ServiceError` 409 when somebody was faster."""
+        path = f"/v1/permissions/{approval_id}"
+        settled: dict[str, Any] = await self.request("POST", path, {"decision": decision, **fields})
+        return settled
 
-    async def _stream(self, path: str, cursor: int, query: Mapping[str, Any]) -> AsyncIterator[Received]:
+    # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def events(
+        self, path: str, after: int = 0, *, decide: Decide | None = None, **query: Any
+    ) -> AsyncGenerator[Received, None]:
+        """The events of a view after a number, until the view ends: each durable one once and in order, over however
+        many connections.
+
+        After a `stream.reset` all that came before is void, and the view follows from its first event. `decide` gets
+        the data of each `permission.requested`; what it returns, `{"decision": …}`, is sent as the answer.
+        Raises `ServiceError` for a refusal that will not pass by itself, `CursorExpired` among them, `Unreachable`
+        when nobody answers for `patience_s`, `BrokenStream` when the same event is missing again and again.
+        """
+        place = Place(path, after, until_idle=query.get("until") == "idle")
+        pauses = _Pauses(self._reconnect_s, self._patience_s)
+        while True:
+            try:
+                async with contextlib.aclosing(self._connection(path, place, query, pauses)) as frames:
+                    async for frame in frames:
+                        yield frame
+                        if decide is not None and frame.type == "permission.requested":
+                            await self._settle(decide(frame.data["data"]), frame.data["data"]["approval_id"])
+                if pauses.over or place.ended:
+                    return
+                pauses.cut(f"{self.url} ended the stream", at_once=pauses.moved and not place.told)
+            except Gap as gap:
+                self.gaps += 1
+                pauses.gap(gap)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                if place.ended:
+                    return
+                pauses.cut(f"{self.url} does not answer any more: {str(error) or type(error).__name__}")
+            except Malformed as error:
+                raise BrokenStream(f"{self.url}{path}: {error}") from error
+            except ServiceError as error:
+                if error.status not in AGAIN or pauses.exhausted:
+                    raise
+                pauses.cut(str(error), error.retry_after_s)
+            await asyncio.sleep(pauses.pause_s)
+
+    async def _connection(
+        self, path: str, place: Place, query: Mapping[str, Any], pauses: "_Pauses"
+    ) -> AsyncGenerator[Received, None]:
         params = {key: str(value) for key, value in query.items() if value is not None}
-        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(cursor)}
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=IDLE_S)
-        async with self._http.get(self.url + path, params=params, headers=headers, timeout=timeout) as answer:
-            if answer.status == 204:
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(place.cursor)}
+        place.told = pauses.moved = False
+        async with self._http.get(
+            self.url + path, params=params, headers=headers, timeout=self._stream_timeout
+        ) as answer:
+            pauses.over = answer.status == 204
+            if pauses.over:
                 return
             if answer.status >= 400:
-                raise ServiceError(answer.status, _problem(await answer.text()))
-            buffer = b""
+                raise _refused(answer, await answer.text())
+            if answer.content_type != "text/event-stream":
+                raise Malformed(f"the answer is {answer.content_type}, not text/event-stream")
+            parser = FrameParser()
             async for chunk in answer.content.iter_any():
-                *frames, buffer = (buffer + chunk).split(b"\n\n")
-                for raw in frames:
-                    frame = _frame(raw)
-                    if frame is not None:
+                pauses.alive()
+                for frame in parser.feed(chunk):
+                    new = place.take(frame)
+                    self.repeats += not new
+                    if new and frame.id is not None:
+                        pauses.moved, pauses.gaps = True, 0
+                    if new and frame.type:
                         yield frame
+                pauses.asked_ms = parser.retry_ms or pauses.asked_ms
+
+    async def _settle(self, decision: Mapping[str, Any] | None, approval_id: str) -> None:
+        if decision is None:
+            return
+        try:
+            await self.answer(approval_id, **decision)
+        except ServiceError as error:
+            if error.status != 409:  # settled already: by somebody else, or before the stream was cut
+                raise
 
 
-def _frame(raw: bytes) -> Received | None:
-    """One server-sent event; None for comments and bare `retry:`."""
-    number: int | None = None
-    kind, data = "", ""
-    for line in raw.decode().split("\n"):
-        name, _, value = line.partition(": ")
-        if name == "id":
-            number = int(value)
-        elif name == "event":
-            kind = value
-        elif name == "data":
-            data += value
-    if number is None and not kind:
+class _Pauses:
+    """When a stream that was cut is taken up again, and when it is given up. `moved`: the last connection showed
+    something new, `over`: there is nothing more."""
+
+    def __init__(self, fixed_s: float | None, patience_s: float) -> None:
+        self.over = self.moved = False
+        self.asked_ms: int | None = None
+        self.pause_s = 0.0
+        self.gaps = 0
+        self._fixed_s = fixed_s
+        self._patience_s = patience_s
+        self._tries = 0
+        self._alive_at = time.monotonic()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nobody was there for too long."""
+        return time.monotonic() - self._alive_at > self._patience_s
+
+    def alive(self) -> None:
+        """Something came."""
+        self._alive_at, self._tries = time.monotonic(), 0
+
+    def cut(self, why: str, wait_s: float | None = None, *, at_once: bool = False) -> None:
+        """Decide how long to wait: at least `wait_s`. Raises `Unreachable`."""
+        if self.exhausted:
+            raise Unreachable(f"{why}; given up after {self._patience_s:g} s")
+        asked_s = RECONNECT_S if self.asked_ms is None else self.asked_ms / 1000
+        base_s = asked_s if self._fixed_s is None else self._fixed_s
+        # all clients of a server that went away come back: not at the same moment, and ever more slowly
+        pause_s = min(base_s * 1.5 ** min(self._tries, 20), max(base_s, LONGEST_PAUSE_S)) * random.uniform(0.5, 1.5)
+        self.pause_s = 0.0 if at_once else max(pause_s, wait_s or 0.0)
+        self._tries += 1
+
+    def gap(self, gap: Gap) -> None:
+        """Events are missing: ask for them once more. Raises `BrokenStream`."""
+        self.gaps += 1
+        if self.gaps >= GAPS:
+            raise BrokenStream(str(gap)) from gap
+        self.cut(str(gap))
+
+
+class BlockingClient:
+    """The same for code without an event loop. Use as a context manager, from one thread; raises `RuntimeError` where
+    a loop runs. Between two calls nothing is read, which a server takes for a slow reader."""
+
+    def __init__(self, url: str, key: str | None = None, **options: Any) -> None:
+        async def made() -> Client:
+            return Client(url, key, **options)
+
+        self._runner = asyncio.Runner()
+        self._client = self._runner.run(made())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.run(self._client.__aexit__(kind, error, trace))
+        self._runner.close()
+
+    def request(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """Like `Client.request`."""
+        return self._runner.run(self._client.request(method, path, body, **query))
+
+    def page(self, path: str, **query: Any) -> dict[str, Any]:
+        """Like `Client.page`."""
+        return self._runner.run(self._client.page(path, **query))
+
+    def answer(self, approval_id: str, decision: str, **fields: Any) -> dict[str, Any]:
+        """Like `Client.answer`."""
+        return self._runner.run(self._client.answer(approval_id, decision, **fields))
+
+    def download(self, path: str, **query: Any) -> Iterator[bytes]:
+        """Like `Client.download`."""
+        return self._each(self._client.download(path, **query))
+
+    def events(self, path: str, after: int = 0, *, decide: Decide | None = None, **query: Any) -> Iterator[Received]:
+        """Like `Client.events`."""
+        return self._each(self._client.events(path, after, decide=decide, **query))
+
+    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        try:
+            while True:
+                try:
+                    yield self._runner.run(_next(items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._runner.run(items.aclose())
+
+
+async def _next(items: AsyncGenerator[T, None]) -> T:
+    return await anext(items)
+
+
+def _refused(answer: aiohttp.ClientResponse, text: str) -> ServiceError:
+    kind = CursorExpired if answer.status == 410 else ServiceError
+    return kind(answer.status, _problem(text), _seconds(answer.headers.get("Retry-After")))
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """What a Retry-After header asks for: seconds, or a date."""
+    if not retry_after:
         return None
-    return Received(number, kind, json.loads(data) if data else {}, data)
+    if retry_after.isdecimal():
+        return float(retry_after)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return None
 
 
 def _problem(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Gives ready server-sent-event bytes; knows no HTTP. A reader that falls behind i
 """
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from app.wire import Envelope, decode, event_json, frame, read_envelope, transie
 CURSOR_EVERY_S = 15.0  # an id-only frame moves the cursor of a filtered stream at least this often
 PAGE = 500
 RETRY_MS = 1000
-CLOSING_RETRY_MS = 1500
+CLOSING_RETRY_MS = (500, 5000)  # one after the other: whoever starts again must not meet all of them at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ class EventFeed:
                     yield transient_frame("stream.skipped", events.StreamSkipped(deltas=lag.deltas))
             except Ended as end:
                 yield transient_frame("stream.closing", events.StreamClosing(reason=end.reason))
-                yield b"retry: %d\n\n" % CLOSING_RETRY_MS
+                yield b"retry: %d\n\n" % random.randint(*CLOSING_RETRY_MS)
                 return
             finally:
                 if pulse is not None:
@@ -297,6 +298,7 @@ class EventFeed:
                     eye.shown = event.seq
             if eye.ends(kind, run_id, event.data, event.seq >= (self._journal.head(eye.view.session_id) or eye.head)):
                 eye.ended = True
+                parts.append(self._cursor_frame(eye))  # the end itself may be left out: who comes again must get 204
                 break
         return b"".join(parts)
 

@@ -46,6 +46,7 @@ class Seen:
     breaks: list[int] = field(default_factory=list)  # frames that name another one as the one before
     session: str = ""
     ended: bool = False
+    healed: int = 0  # gaps and repeats that the client put right by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +187,7 @@ class Evidence:
                         self._frame(views[line["stream"]], line["frame"], raw)
                     case "end":
                         views[line["stream"]].ended = True
+                        views[line["stream"]].healed = line["healed"]
                     case _:
                         self._note(line)
         for left in calls.values():  # asked when the client went

@@ -157,7 +157,8 @@ class RecordingClient:
                     self._recorder.note("refused stream", stream=stream, status=error.status, problem=error.problem)
                     raise
                 await self.pause()
-        self._recorder.note("end", stream=stream, transient=transient)
+        healed = self._client.gaps + self._client.repeats  # of all its streams: asked for again, so nobody else saw it
+        self._recorder.note("end", stream=stream, transient=transient, healed=healed)
 
 
 def _in_use(answer: Answered) -> bool:

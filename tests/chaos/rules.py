@@ -42,6 +42,8 @@ def c2_numbers_have_no_gap(evidence: Evidence, session: Session) -> list[str]:
             found.append(f"{view.client} saw {_spans(view.ids)} of {view.path}, there are {_spans(due)}")
         found += [f"frame {one} of {view.path} names another frame before it than {view.client} saw"
                   for one in view.breaks]  # fmt: skip
+        if view.healed:
+            found.append(f"{view.client} was shown gaps or repeats {view.healed} times")
     return found
 
 

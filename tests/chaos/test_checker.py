@@ -92,6 +92,10 @@ def _missed_frame(copy: Copy) -> None:
     copy.line("everything-*.jsonl", r'^.*"op": "event".*"id":4,.*\n', "")
 
 
+def _healed_gap(copy: Copy) -> None:
+    copy.line("everything-*.jsonl", r'"healed": 0', '"healed": 1')
+
+
 def _forgotten_run(copy: Copy) -> None:
     copy.sql("DELETE FROM runs WHERE depth = 0")
 
@@ -243,7 +247,8 @@ def _bad_exit(copy: Copy) -> None:
 
 
 PLANTED: list[tuple[str, Plant]] = [
-    ("C1", _changed_bytes), ("C1", _lost_event), ("C2", _hole), ("C2", _missed_frame), ("C3", _forgotten_run),
+    ("C1", _changed_bytes), ("C1", _lost_event), ("C2", _hole), ("C2", _missed_frame), ("C2", _healed_gap),
+    ("C3", _forgotten_run),
     ("C3", _other_decision), ("C4", _second_end), ("C5", _open_run), ("C5", _open_row), ("C5", _stranded),
     ("C5", _asleep), ("C6", _effect_twice), ("C6", _effect_without_start), ("C6", _result_of_nothing),
     ("C6", _second_start), ("C7", _orphan), ("C8", _over_budget), ("C9", _second_run), ("C10", _wrong_row),

@@ -1,0 +1,287 @@
+"""The client of our own API: against servers, proxies and lines that do everything wrong, and against the service."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.client import (
+    BlockingClient,
+    BrokenStream,
+    Client,
+    CursorExpired,
+    Received,
+    ServiceError,
+    Texts,
+    Unreachable,
+    _Pauses,
+    _seconds,
+)  # fmt: skip
+from tests.hostile import CHUNKED, NOTHING_MORE, Hostile, chunked, hostile, refusal
+from tests.service import WAIT_S, agent, events_of, script, serving
+
+PATH = "/v1/sessions/ses_1/events"
+LAST = 4
+
+
+def frame(number: int, kind: str = "message", **more: Any) -> bytes:
+    """A durable frame."""
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (number, kind.encode(), json.dumps({"id": number, **more}).encode())
+
+
+def story(after: int) -> bytes:
+    """All that follows an event, with what may stand between."""
+    parts = [frame(n, "session.closed" if n == LAST else "message") for n in range(after + 1, LAST + 1)]
+    return b"retry: 1\n\n: ping\n\n" + b"event: text.delta\ndata: {}\n\n".join(parts)
+
+
+def quick(server: Hostile, **options: Any) -> Client:
+    """A client that does not pause."""
+    return Client(server.url, **{"reconnect_s": 0.0, **options})
+
+
+async def ids(client: Client, after: int = 0) -> list[int | None]:
+    """The ids of the durable events of the view."""
+    async with asyncio.timeout(WAIT_S):
+        return [frame.id async for frame in client.events(PATH, after) if frame.id is not None]
+
+
+@pytest.mark.spec("11.3")
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_stream_that_is_cut_at_any_byte_is_taken_up_without_a_gap_or_a_repeat(ended: bool) -> None:
+    # A proxy that speaks HTTP/1.0 to the service ends an answer cleanly when the service dies: the end says nothing.
+    cuts = iter(range(len(story(0))))
+    whole = False
+
+    def answer(cursor: int) -> bytes:
+        nonlocal whole
+        whole = not whole
+        body = story(cursor)
+        return chunked(body, ended=True) if not whole else chunked(body[: next(cuts)], ended=ended)
+
+    async with hostile(answer) as server, quick(server) as client:
+        for at in range(len(story(0))):
+            assert await ids(client) == [1, 2, 3, 4], at
+        assert (client.gaps, client.repeats) == (0, 0)
+        assert set(server.asked) == {0, 1, 2, 3}
+
+
+@pytest.mark.spec("11.3")
+async def test_a_view_is_over_when_its_last_event_came_or_the_server_has_nothing_more() -> None:
+    async with hostile(lambda cursor: chunked(story(cursor), ended=True)) as server, quick(server) as client:
+        assert await ids(client) == [1, 2, 3, 4]
+        assert server.asked == [0]
+    seen = iter([chunked(frame(1), ended=True), NOTHING_MORE])
+    async with hostile(lambda cursor: next(seen)) as server, quick(server) as client:
+        assert await ids(client) == [1]
+        assert server.asked == [0, 1]
+
+
+@pytest.mark.spec("11.3")
+async def test_a_gap_is_asked_for_again_and_what_came_before_is_not_shown_twice() -> None:
+    seen = iter([frame(1) + frame(3), frame(1) + frame(2) + frame(3), story(3)])
+    async with hostile(lambda cursor: chunked(next(seen), ended=False)) as server, quick(server) as client:
+        assert await ids(client) == [1, 2, 3, 4]
+        assert server.asked == [0, 1, 3]
+        assert (client.gaps, client.repeats) == (1, 1)
+
+
+@pytest.mark.spec("11.3")
+async def test_an_event_that_stays_missing_is_said_and_never_passed_over() -> None:
+    async with hostile(lambda cursor: chunked(frame(5), ended=True)) as server, quick(server) as client:
+        with pytest.raises(BrokenStream, match="event 5 comes after 4, but the last one here is 2"):
+            await ids(client, 2)
+        assert server.asked == [2, 2, 2]
+
+
+@pytest.mark.spec("11.3")
+async def test_a_reset_is_shown_and_the_stream_follows_from_its_first_event() -> None:
+    reset = b'event: stream.reset\ndata: {"head":4}\n\n'
+    seen = iter([reset + frame(1), story(1)])
+    async with hostile(lambda cursor: chunked(next(seen), ended=False)) as server, quick(server) as client:
+        found = [f async for f in client.events(PATH, 70) if f.type != "text.delta"]
+    assert [(f.type, f.id) for f in found][:2] == [("stream.reset", None), ("message", 1)]
+    assert [f.id for f in found[1:]] == [1, 2, 3, 4]
+    assert (server.asked, client.gaps) == ([70, 1], 0)
+
+
+@pytest.mark.spec("11.3")
+async def test_a_farewell_is_no_end_and_its_retry_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    closing = b'event: stream.closing\ndata: {"reason":"shutdown"}\n\nretry: 1\n\n'
+    seen = iter([chunked(frame(1) + closing, ended=True), chunked(story(1), ended=True)])
+    async with hostile(lambda cursor: next(seen)) as server, Client(server.url) as client:
+        assert await ids(client) == [1, 2, 3, 4]
+        assert server.asked == [0, 1]
+
+
+@pytest.mark.spec("11.3")
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+async def test_a_refusal_for_now_is_waited_out(status: int) -> None:
+    seen = iter([refusal(status, "Retry-After: 0\r\n"), chunked(frame(1), ended=False), refusal(status)])
+    rest = itertools.repeat(None)
+
+    def answer(cursor: int) -> bytes:
+        return next(seen, None) or chunked(story(cursor), ended=next(rest) is None)
+
+    async with hostile(answer) as server, quick(server) as client:
+        assert await ids(client) == [1, 2, 3, 4]
+        assert server.asked == [0, 0, 1, 1]
+
+
+@pytest.mark.spec("11.3")
+@pytest.mark.parametrize("status", [400, 401, 404, 410, 500])
+async def test_a_refusal_that_stays_is_raised_at_once(status: int) -> None:
+    seen = iter([chunked(frame(1), ended=False), refusal(status, code="some_code", oldest=7)])
+    async with hostile(lambda cursor: next(seen)) as server, quick(server) as client:
+        with pytest.raises(ServiceError) as refused:
+            await ids(client)
+    assert (refused.value.status, refused.value.problem["code"]) == (status, "some_code")
+    assert isinstance(refused.value, CursorExpired) is (status == 410)
+
+
+@pytest.mark.spec("11.3")
+async def test_a_line_that_falls_silent_is_taken_for_dead() -> None:
+    seen = iter([chunked(frame(1), ended=False), chunked(story(1), ended=True)])
+    async with hostile(lambda cursor: next(seen), silent=True) as server, quick(server, idle_s=0.05) as client:
+        assert await ids(client) == [1, 2, 3, 4]
+        assert server.asked == [0, 1]
+
+
+@pytest.mark.spec("11.3")
+async def test_nobody_at_the_address_and_a_stranger_at_it_are_told_apart() -> None:
+    async with hostile(lambda cursor: b"") as server:
+        pass
+    async with quick(server, patience_s=0.05) as client:
+        with pytest.raises(Unreachable) as nobody:
+            await ids(client)
+    assert not isinstance(nobody.value, BrokenStream)
+    page = CHUNKED.replace(b"text/event-stream", b"text/html") + b"0\r\n\r\n"
+    for stranger in (page, chunked(b"data: {\n\n", ended=True)):
+        async with hostile(lambda cursor, answer=stranger: answer) as server, quick(server) as client:
+            with pytest.raises(BrokenStream):
+                await ids(client)
+
+
+@pytest.mark.spec("11.3")
+def test_pauses_grow_scatter_and_are_at_least_what_was_asked_for() -> None:
+    def pauses(asked_ms: int | None) -> list[float]:
+        made = _Pauses(None, 60)
+        made.asked_ms = asked_ms
+        found = []
+        for _ in range(30):
+            made.cut("x")
+            found.append(made.pause_s)
+        return found
+
+    for asked_ms, base in ((None, 1.0), (200, 0.2), (4000, 4.0)):
+        first = [pauses(asked_ms)[0] for _ in range(50)]
+        assert all(base / 2 <= pause <= base * 1.5 for pause in first)
+        assert max(first) > min(first) * 1.2
+        assert all(7.5 <= pause <= 22.5 for pause in pauses(asked_ms)[-10:])
+    waiting = _Pauses(0.0, 60)
+    waiting.cut("x", 12.0)
+    assert waiting.pause_s == 12.0
+
+
+def test_retry_after_may_be_seconds_a_date_or_nonsense() -> None:
+    assert [_seconds(text) for text in ("7", "", None, "soon", "-3")] == [7.0, None, None, None, None]
+    assert _seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    far = _seconds("Wed, 21 Oct 2099 07:28:00 GMT")
+    assert far is not None
+    assert far > 1e6
+
+
+# ── against the service ─────────────────────────────────────────────────────────────────────────────────────────
+
+PLAY = """
+defaults: {chunks: 6}
+agents:
+  - turns:
+      - text: "I will look, 我来看看."
+        cut: true
+        times: 1
+        calls: [{tool: glob, arguments: {pattern: "*"}}]
+      - {text: "Seen: {{ result[0] }} 🎈 and more."}
+"""
+BODY = {
+    "agent": "solo",
+    "agents": [agent("solo", mode="all", tools=["glob"], permissions={"ask": ["glob"]})],
+    "input": "Go.",
+}
+
+
+@contextlib.asynccontextmanager
+async def service(folder: Path) -> AsyncIterator[str]:
+    """The address of a service with that script."""
+    async with serving(folder, env={**script(folder, PLAY), "SUBAGENTD_LOOP__BACKOFF_MS": "1"}) as running:
+        yield running.url
+
+
+def allowed(asked: dict[str, Any]) -> dict[str, Any]:
+    """The answer of a person to whom nothing matters."""
+    return {"decision": "allow_once"} if asked["tool"] == "glob" else {"decision": "deny"}
+
+
+@pytest.mark.spec("11.1", "11.3", "14.11")
+async def test_a_run_is_followed_its_question_answered_and_its_text_put_together(tmp_path: Path) -> None:
+    async with service(tmp_path) as url, Client(url) as client, asyncio.timeout(WAIT_S):
+        started = await client.request("POST", "/v1/runs", BODY)
+        path, texts, frames = f"/v1/runs/{started['id']}/events", Texts(), list[Received]()
+        async for frame in client.events(path, decide=allowed):
+            if frame.type == "message" and frame.data["data"]["role"] == "assistant":
+                assert texts.text(1, frame.data["step"]) == frame.data["data"]["content"]
+            texts.feed(frame)
+            frames.append(frame)
+        run = await client.request("GET", f"/v1/runs/{started['id']}")
+        assert (run["status"], texts.text(1, 2)) == ("completed", run["output"])
+        assert "step.retried" in [frame.type for frame in frames]
+        again = [frame async for frame in client.events(path, decide=allowed)]  # answered already: that is no fault
+        assert [f.text for f in again if f.id] == [f.text for f in frames if f.id]
+
+
+@pytest.mark.spec("11.3", "14.11")
+async def test_code_without_an_event_loop_does_the_same(tmp_path: Path) -> None:
+    def follow(url: str) -> tuple[list[Received], dict[str, Any], list[Any], bytes]:
+        with BlockingClient(url) as client:
+            started = client.request("POST", "/v1/runs", BODY)
+            path = f"/v1/runs/{started['id']}/events"
+            with contextlib.closing(client.events(path)) as stream:
+                for frame in stream:
+                    if frame.type == "permission.requested":
+                        client.answer(frame.data["data"]["approval_id"], "allow_once")
+                        break
+            frames = list(client.events(path))
+            pages = list(_pages(client, path))
+            export = b"".join(client.download(f"/v1/sessions/{started['session_id']}/export"))
+            return frames, client.request("GET", f"/v1/runs/{started['id']}"), pages, export
+
+    async with service(tmp_path) as url, asyncio.timeout(WAIT_S):
+        frames, run, pages, export = await asyncio.to_thread(follow, url)
+        assert run["status"] == "completed"
+        shown = [{k: v for k, v in frame.data.items() if k != "prev"} for frame in frames if frame.id]
+        assert shown == pages
+        assert b"Seen:" in export
+
+
+def _pages(client: BlockingClient, path: str) -> Iterator[dict[str, Any]]:
+    after = 0
+    while items := client.page(path, after=after, limit=5)["items"]:
+        yield from items
+        after = items[-1]["id"]
+
+
+@pytest.mark.spec("11.3")
+async def test_a_view_whose_end_is_filtered_out_ends_for_one_who_comes_again(tmp_path: Path) -> None:
+    async with service(tmp_path) as url, Client(url, reconnect_s=0.0) as client, asyncio.timeout(WAIT_S):
+        started = await client.request("POST", "/v1/runs", BODY)
+        path = f"/v1/runs/{started['id']}/events"
+        found = [frame.type async for frame in client.events(path, decide=allowed, types="permission.requested")]
+        assert found == ["permission.requested"]
+        head = (await events_of(client, path))[-1]["id"]
+        raw = [piece async for piece in client.download(path, types="step.started")]
+        assert b"".join(raw).endswith(f"\n\nid: {head}\n\n".encode())
