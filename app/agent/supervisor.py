@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 NAME_CHARS = 64
 SHUTDOWN_WORDS_S = 1.5  # for hooks to be told of it, beside that grace
 INTERRUPT_S = 8.0  # for runs that are interrupted to end: a tool may be deaf, and is waited for (spec 7.4)
-IDLE_SESSIONS = 10_000  # whose numbers are kept at hand
+IDLE_SESSIONS = 1_000  # whose numbers are kept at hand: some KiB each, more where agents come with the session
 PAUSE_SHARE, PAUSE_S = 0.25, 2.0  # of a grace, for steps that were begun to end; at most so long
 LOOK_S = 0.05  # between two looks at who still works
 QUEUED_TURNS = 100  # of one session
@@ -181,8 +181,11 @@ class RunSupervisor:
             self._settled(air.session.id)
         self._on_idle(air.session.id)
         self._sessions.move_to_end(air.session.id)
-        while len(self._sessions) > IDLE_SESSIONS and not next(iter(self._sessions.values())).open:
-            evicted, _ = self._sessions.popitem(last=False)
+        while len(self._sessions) > IDLE_SESSIONS:
+            evicted = next((session_id for session_id, other in self._sessions.items() if not other.open), None)
+            if evicted is None:
+                return  # all are worked in
+            del self._sessions[evicted]
             if self._approvals is not None:
                 self._approvals.forget(evicted)  # read again with its numbers
             self.notices.forget(evicted)

@@ -39,7 +39,7 @@ from app.sessions.views import created_view, run_view, session_view, tree_view, 
 from app.sessions.webhooks import Webhooks
 from app.wire import decode, event_json
 
-KNOWN_SESSIONS = 10_000
+KNOWN_SESSIONS = 1_000  # at hand; each may hold agents as large as a request
 FRESH = SessionCounters()
 NOTHING_MORE: Mapping[str, int] = MappingProxyType({})
 

@@ -164,6 +164,19 @@ async def test_sessions_that_were_forgotten_in_between_go_on_with_their_numbers(
         assert len(w.supervisor._sessions) == 0
 
 
+@pytest.mark.spec("11.1")
+async def test_a_session_that_stays_open_for_long_keeps_no_other_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "IDLE_SESSIONS", 1)
+    async with world(tmp_path) as w:
+        first = await w.session()
+        async with w.sessions.opened(await w.sessions.known(w.tenant, first)):
+            ended = [await w.finished(await w.run(task(f"{number}"))) for number in range(3)]
+            knows = [w.supervisor.knows(session) for session in (first, *(run["session_id"] for run in ended))]
+        assert knows == [True, False, False, False]
+
+
 @pytest.mark.spec("11.1", "3.6")
 async def test_a_session_is_worked_in_by_many_at_once_with_one_sequence_of_numbers(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
