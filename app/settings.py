@@ -70,7 +70,9 @@ class Store(Group):
     url: str = Field("subagentd.db", description="A path, or an SQLAlchemy URL (sqlite, postgresql+psycopg).")
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     linger_ms: float = Field(2.0, ge=0, le=1000)
-    max_waiting_bytes: int = Field(64 << 20, ge=1 << 20)
+    max_waiting_bytes: int = Field(
+        32 << 20, ge=1 << 20, description="How much may wait in memory while the store is away, before loops wait."
+    )
     busy_timeout_ms: int = Field(5000, ge=0)
 
 

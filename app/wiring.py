@@ -4,9 +4,10 @@ Everything below gets plain values and ports; nothing below sees the settings.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -95,7 +96,7 @@ from app.wiring_permissions import Asking, asking
 log = logging.getLogger(__name__)
 
 _COMMANDS = {name for name in ToolSettings.model_fields if name.startswith(("command_", "sandbox"))}
-CLOSE_S = 10.0  # for what is still to be stored when the service ends
+CLOSE_S = 3.0  # for what is still to be stored when the service ends, after the time that a drain has had for it
 
 
 class Refused(Exception):
@@ -137,16 +138,25 @@ class Wired:
             await self._store_what_is_left()
 
     async def _store_what_is_left(self) -> None:
-        try:
-            async with asyncio.timeout(CLOSE_S), AsyncExitStack() as held:
-                held.push_async_callback(self.services.journal.close)
-                held.push_async_callback(self.services.sessions.webhooks.close)
-                held.push_async_callback(self.services.sessions.close, 0)
-                held.push_async_callback(self.recovery.close)
-                held.push_async_callback(self.watcher.close)
-                held.push_async_callback(self.indexing.close)
-        except TimeoutError:
-            log.error("the store did not take what was left within %s s; it is lost", CLOSE_S)
+        until = asyncio.get_running_loop().time() + CLOSE_S
+        async with AsyncExitStack() as held:
+            for last in (
+                self.services.journal.close,
+                self.services.sessions.webhooks.close,
+                partial(self.services.sessions.close, 0),
+                self.recovery.close,
+                self.watcher.close,
+                self.indexing.close,
+            ):
+                held.push_async_callback(_until, until, last)
+
+
+async def _until(moment: float, closing: Callable[[], Awaitable[None]]) -> None:
+    """Close something, for which there is time up to a moment: each is broken off by itself, since a limit around all
+    of them would break off only one."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(moment):
+            await closing()
 
 
 async def build(settings: Settings) -> Wired:

@@ -38,7 +38,8 @@ class WritesRows(Protocol):
     """The part of the journal that stores rows which are no events."""
 
     async def write(self, write: Write) -> None:
-        """Store a row; returns after the commit."""
+        """Store a row; returns after the commit. Raises `Unavailable` when the store does not take it in time, or too
+        much waits for it already."""
 
 
 class OpenStreams(Protocol):

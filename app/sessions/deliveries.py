@@ -142,7 +142,7 @@ class Deliveries:
         """Change a row; one whose session was erased is gone and stays so."""
         values |= {"tenant_id": tenant, "id": subject_id}
         try:
-            await self._journal.write(Write(table=TABLE, values=values, key=("id",), change=True))
+            await self._journal.write(Write(table=TABLE, values=values, key=("id",), change=True), timeout_s=None)
         except ValueError as error:
             log.error("the state of the webhook of %s was not stored: %s", subject_id, error)
             await asyncio.sleep(AWAY_S)  # what is still due is sent again: not without a pause

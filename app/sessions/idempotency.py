@@ -6,6 +6,7 @@ memory only: one process serves a database. Knows neither HTTP nor SQL.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -276,7 +277,8 @@ class Idempotency:
         # The time belongs to what is deleted: the key may be used again meanwhile.
         gone = [{"tenant_id": tenant, "key": name, "expires_at": expired} for name, expired in found]
         writes = [Write(table="idempotency_keys", values=row, key=("key", "expires_at"), delete=True) for row in gone]
-        await asyncio.gather(*map(self._journal.write, writes))
+        with contextlib.suppress(Unavailable):  # there is a next time
+            await asyncio.gather(*map(self._journal.write, writes))
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name="idempotency")

@@ -30,10 +30,12 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH = 500
 TAKE_S = 30.0  # for the store to take what a request made
-SETTLE_S = 5.0
+SILENT_S = 3.0  # a batch takes milliseconds: from here on whoever asks is told, and readers wait no longer
+END_S = 2.0  # for the writer's thread to end
 IDLE_STREAMS = 1_000  # sessions without open work whose numbers are kept at hand
 RETRY_FIRST_S = 0.05
-RETRY_MAX_S = 2.0
+RETRY_MAX_S = 1.0  # so that a store that is back is at work again within 2 s
+EVENT_BYTES = 2048  # what an event that waits takes beside its text: objects, names, a payload that was read
 _FINAL = events.FINAL_TYPES
 
 Listener = Callable[[Sequence[Event]], None]
@@ -114,7 +116,9 @@ class Journal:
         self._retry_s = RETRY_FIRST_S
         self._room: list[asyncio.Future[None]] = []
         self._paused = self._sealed = False
-        self.problem: str | None = None
+        self._handed_at = 0.0  # when the writer got the batch that it has
+        self._failed: str | None = None
+        self._settling: set[asyncio.Future[None]] = set()
         self.failures = 0
 
     def listen(self, listener: Listener) -> None:
@@ -172,8 +176,25 @@ class Journal:
 
     @property
     def waiting_bytes(self) -> int:
-        """How much waits to be written."""
+        """How much waits to be written: about what it takes in memory."""
         return self._bytes
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be stored at the moment; None when it can."""
+        if self._failed is None and self._busy:
+            silent = self._loop.time() - self._handed_at
+            if silent > SILENT_S:
+                return f"the store has not answered for {silent:.0f} s"
+        return self._failed
+
+    def need_room(self) -> None:
+        """Raises `Unavailable` while too much waits to be written already."""
+        if self._bytes > self._max_bytes:
+            raise Unavailable(
+                f"too much waits to be stored already: {self.problem or 'the store is slow'}; nothing was begun",
+                code="store_unavailable",
+            )
 
     # ── recording ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -282,7 +303,7 @@ class Journal:
         )
         if stream.queued:
             stream.queued += 1
-            self._bytes += len(event.data)
+            self._bytes += _cost(event)
             self._queue.append(event)
         else:  # nothing of its session is before it
             self._bus.publish(stream.session_id, (event,))
@@ -307,14 +328,18 @@ class Journal:
         self._hurry()
         await waiter
 
-    async def write(self, write: Write, timeout_s: float | None = None) -> None:
+    async def write(self, write: Write, timeout_s: float | None = TAKE_S) -> None:
         """Store a row that is no event, masked and cleaned as events are; returns after the commit. Raises `ValueError`
-        when it cannot be stored, `Unavailable` when that takes too long; it is stored all the same when the store is
-        back."""
-        done = self._loop.create_future()
-        self._queue.append(_Row(replace(write, values=clean_row(self._masker.value(write.values))), done))
+        when it cannot be stored, `Unavailable` when too much waits already, or when it takes too long: then it is
+        stored all the same when the store is back. `timeout_s` None is for those who are few: they wait however long
+        that takes."""
+        if timeout_s is not None:
+            self.need_room()
+        row = _Row(replace(write, values=clean_row(self._masker.value(write.values))), self._loop.create_future())
+        self._bytes += _cost(row)
+        self._queue.append(row)
         self._hurry()
-        await _taken(done, timeout_s)
+        await _taken(row.done, timeout_s)
 
     async def write_aside(self, write: Write, within_s: float) -> None:
         """Carry out upkeep of the store in a transaction of its own, when nothing else is to be written, or before the
@@ -333,19 +358,31 @@ class Journal:
             raise Unavailable(
                 "the service is stopping, and may not have kept this: look before you try again", code="stopping"
             )
-        if not self._queue and not self._busy:
-            return
-        marker = self._loop.create_future()
-        self._queue.append(marker)
+        if self._queue or self._busy:
+            await _taken(asyncio.shield(self._marker()), timeout_s)
+
+    def _marker(self) -> asyncio.Future[None]:
+        """Done when everything that was recorded before is stored. One for all who ask meanwhile: clients that ask
+        again and again while the store is away must not fill the queue."""
+        if not self._queue or not isinstance(self._queue[-1], asyncio.Future):
+            self._queue.append(self._loop.create_future())
+        marker = self._queue[-1]
+        assert isinstance(marker, asyncio.Future)
         self._hurry()
-        await _taken(marker, timeout_s)
+        return marker
 
     async def settle(self) -> None:
         """For a reader: let what was recorded before reach the store, but not for long. While the store takes nothing,
         what it has is the truth that anybody may be told."""
-        if self.problem is None:
-            with contextlib.suppress(Unavailable):
-                await self.flush(SETTLE_S)
+        if self.problem is not None or self._sealed or not (self._queue or self._busy):
+            return
+        stored = asyncio.shield(self._marker())
+        self._settling.add(stored)
+        try:
+            await asyncio.wait((stored,), timeout=SILENT_S)
+        finally:
+            self._settling.discard(stored)
+            stored.cancel()
 
     async def room(self) -> None:
         """Wait while too much waits to be written, or for ever once there is a pause."""
@@ -393,6 +430,7 @@ class Journal:
             self._next()
             return
         self._busy = True
+        self._handed_at = self._loop.time()
         faults.hit("before_commit")
         self._thread.submit(batch, durable, rows)
 
@@ -411,12 +449,16 @@ class Journal:
         """The writer's thread has an answer; runs on the event loop."""
         if outcome.error is not None:
             self.failures += 1
-            self.problem = str(outcome.error)
+            self._failed = str(outcome.error)
             log.warning("the store is away, %d facts wait: %s", len(self._queue) + len(batch), outcome.error)
+            for reader in self._settling:
+                _settle(reader, None)
             self._loop.call_later(self._retry_s, self._thread.again)
             self._retry_s = min(self._retry_s * 2, RETRY_MAX_S)
             return
-        self.problem = None
+        if self._failed is not None:
+            log.info("the store is back")
+        self._failed = None
         self._retry_s = RETRY_FIRST_S
         self._busy = False
         faults.hit("after_commit")
@@ -449,6 +491,7 @@ class Journal:
                     group.append(event)
                     shown.append(event)
             elif isinstance(item, _Row):
+                self._bytes -= _cost(item)
                 reason = refused.get(id(item.write))
                 _settle(item.done, None if reason is None else ValueError(reason))
             else:
@@ -498,17 +541,30 @@ class Journal:
                 _settle(waiter, None)
 
     async def close(self) -> None:
-        """Store what is left, then end the writer's thread; the last call."""
-        await self.flush()
-        await self._thread.close()
+        """Store what is left, then end the writer's thread; the last call. One that is cancelled gives up what is left,
+        and says so."""
+        try:
+            await self.flush()
+        finally:
+            left = sum(not isinstance(item, asyncio.Future) for item in self._queue)
+            if left or self._busy:
+                log.error(
+                    "the store is away, and %d facts or more that nobody was told are lost: %s", left, self.problem
+                )
+            await self._thread.close(END_S)
 
 
-def _cost(event: Event) -> int:
-    """Bytes that wait to be written with an event."""
-    size = len(event.data) + len(event.envelope)
-    for write in event.also:
-        size += sum(len(value) for value in write.values.values() if isinstance(value, str | bytes))
-    return size
+def _cost(item: Event | _Row) -> int:
+    """About what it takes in memory while it waits to be written. An event has its text twice: as it is sent, and as
+    it was read."""
+    if isinstance(item, _Row):
+        return EVENT_BYTES + _text_bytes(item.write)
+    size = EVENT_BYTES + 2 * len(item.data) + len(item.envelope)
+    return size + sum(map(_text_bytes, item.also)) if item.also else size
+
+
+def _text_bytes(write: Write) -> int:
+    return sum(len(value) for value in write.values.values() if isinstance(value, str | bytes))
 
 
 async def _taken(done: asyncio.Future[None], timeout_s: float | None) -> None:

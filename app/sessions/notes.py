@@ -41,7 +41,7 @@ class Notes:
 
     async def add(self, run: Run, text: str, title: str) -> int:
         """Keep a note; its number in the session, from 1. It is stored when this returns. Raises `ToolError` when
-        there are too many."""
+        there are too many, `Unavailable` when the store does not take it in time."""
         lock = self._locks.setdefault(run.session_id, asyncio.Lock())
         async with lock:  # between counting and writing no other note comes in
             there = await self.all(run)

@@ -102,10 +102,12 @@ class Services:
     tickets: Tickets = field(default_factory=Tickets)
 
     def need_store(self) -> None:
-        """Raises `Unavailable` while nothing can be stored: work that cannot be recorded is not begun."""
+        """Raises `Unavailable` while nothing can be stored, or too much waits for that: work that cannot be recorded is
+        not begun."""
         problem = self.journal.problem
         if problem is not None:
             raise Unavailable(f"nothing is started while the store is away: {problem}", code="store_unavailable")
+        self.journal.need_room()
 
     async def readiness(self) -> dict[str, str | None]:
         """What is checked, and what is wrong with it (None: nothing)."""

@@ -5,28 +5,29 @@ Knows neither files nor SQL: a catalog says what is in force, and every change i
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from app.agent.definition import AgentCatalog, AgentDefinition, Source
 from app.agent.delegation import tool_names
-from app.agent.errors import Conflict, InvalidRequest, NotFound, Outdated, SubagentdError, Unsupported
+from app.agent.errors import Conflict, InvalidRequest, NotFound, Outdated, SubagentdError, Unavailable, Unsupported
 from app.agent.events import Write
 from app.agent.ids import now_us
 from app.agent.policy import ToolInherit
 from app.agent.tools import ToolRegistry
 from app.masking import ValueMasker
-from app.sessions.access import WritesRows
 from app.sessions.agents import AgentStore
 from app.sessions.grants import Grants
+from app.sessions.journal import TAKE_S, Journal
 from app.sessions.requests import AgentReader
 from app.wire import clean
 
 log = logging.getLogger(__name__)
 
 TENANT = "tenant"
+T = TypeVar("T")
 
 
 class FileProblem(Protocol):
@@ -93,7 +94,7 @@ class TenantAgents:
         catalog: ChangingCatalog,
         reader: AgentReader,
         store: AgentStore,
-        journal: WritesRows,
+        journal: Journal,
         tools: ToolRegistry,
         masker: ValueMasker,
         inherit: ToolInherit = ToolInherit.OWN,
@@ -109,6 +110,7 @@ class TenantAgents:
         self._settle = settle
         self._versions: dict[tuple[str, str], int] = {}
         self._changing = asyncio.Lock()  # versions are numbered one after the other
+        self._changes: set[asyncio.Task[Any]] = set()
         self._reloading = asyncio.Lock()
 
     async def load(self) -> None:
@@ -151,16 +153,45 @@ class TenantAgents:
                 f"the path names the agent {name!r}: without blanks at its ends it is {definition.name!r}, use that",
                 errors=[{"at": "name", "message": "blanks at an end"}],
             )
+        definition, made = await self._in_time(self._put(tenant, name, definition, expected))
+        return self._view(definition, tenant, self._agent_tools(tenant)), made
+
+    async def _put(
+        self, tenant: str, name: str, definition: AgentDefinition, expected: Sequence[str]
+    ) -> tuple[AgentDefinition, bool]:
         async with self._changing:
             self._check(tenant, name, expected)
             made = not self._own(tenant, name)
             version = await self._write(tenant, name, self._reader.mapping(definition), deleted=False)
             definition = _owned(definition, version)
             self._catalog.set_tenant(tenant, name, definition)
-        return self._view(definition, tenant, self._agent_tools(tenant)), made
+        return definition, made
 
     async def delete(self, tenant: str, name: str, expected: Sequence[str] = ()) -> None:
         """Take a tenant's own agent away; a file's agent of that name is in force again."""
+        await self._in_time(self._delete(tenant, name, expected))
+
+    async def _in_time(self, change: Coroutine[Any, Any, T]) -> T:
+        """What comes of a change. It is carried out to its end, whether its caller waits or not: what is stored and
+        what is in force are to be the same. Raises `Unavailable` when the store does not take it in time."""
+        task = asyncio.create_task(change, name="change of an agent")
+        self._changes.add(task)
+        task.add_done_callback(self._changed)
+        await asyncio.wait((task,), timeout=TAKE_S)
+        if not task.done():
+            raise Unavailable(
+                "the store did not take this in time; it is kept, and in force when the store is back: look before "
+                "you try again",
+                code="store_unavailable",
+            )
+        return task.result()
+
+    def _changed(self, task: asyncio.Task[Any]) -> None:
+        self._changes.discard(task)
+        if not task.cancelled():
+            task.exception()  # fetched here for callers that are not there any more
+
+    async def _delete(self, tenant: str, name: str, expected: Sequence[str]) -> None:
         async with self._changing:
             self._check(tenant, name, expected)
             if not self._own(tenant, name):
@@ -188,7 +219,8 @@ class TenantAgents:
             "created_at": now,
             "deleted_at": now if deleted else None,
         }
-        await self._journal.write(Write(table="agents", values=values))
+        self._journal.need_room()
+        await self._journal.write(Write(table="agents", values=values), timeout_s=None)
         self._versions[tenant, name] = version
         return version
 

@@ -72,7 +72,11 @@ class WriterThread:
         except RuntimeError:
             log.debug("the event loop ended before the writer did")
 
-    async def close(self) -> None:
-        """End the thread after what was submitted."""
+    async def close(self, within_s: float) -> None:
+        """End the thread after what was submitted; one that the store does not let go is left behind."""
         self._jobs.put(None)
-        await self._ended.wait()
+        try:
+            async with asyncio.timeout(within_s):
+                await self._ended.wait()
+        except TimeoutError:
+            log.error("the writer waits for the store, and is left behind")

@@ -173,12 +173,12 @@ async def test_an_event_of_a_session_that_another_process_numbers_is_not_shown(t
 
 @pytest.mark.spec("12.3")
 async def test_loops_pause_while_too_much_waits_and_go_on_when_it_is_written(tmp_path: Path) -> None:
-    async with writing(tmp_path, max_bytes=2000) as room:
+    async with writing(tmp_path, max_bytes=20_000) as room:
         talk = room.begin()
         room.writer.gate.clear()
         async with asyncio.timeout(WAIT_S):
             await room.journal.room()
-            while room.journal.waiting_bytes <= 2000:
+            while room.journal.waiting_bytes <= 20_000:
                 talk.record()
             paused = [asyncio.create_task(room.journal.room()) for _ in range(3)]
             await asyncio.sleep(0)
@@ -186,7 +186,7 @@ async def test_loops_pause_while_too_much_waits_and_go_on_when_it_is_written(tmp
             paused.pop().cancel()
             room.writer.gate.set()
             await asyncio.gather(*paused)
-        assert room.journal.waiting_bytes <= 2000
+        assert room.journal.waiting_bytes <= 20_000
 
 
 async def test_a_waiter_that_is_cancelled_disturbs_nobody(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from app.agent import patience
 from app.agent.errors import Unavailable
 from app.agent.tools import ToolContext
+from app.sessions import recovery as recovery_module
 from tests.agent.probes import Probe
 from tests.plan import ask, behind, call, execute, task
 from tests.sessions.lives import Story, row_problems, still
@@ -72,6 +73,48 @@ async def test_a_read_that_fails_for_a_while_ends_no_run(tmp_path: Path, read: s
             await w.recovery.ready(session["id"])
             assert w.supervisor.in_flight, "the gate opens when the run is gone on with"
         await still(w)
+        assert await row_problems(w) == []
+        assert await outcome(w) == expected
+
+
+@pytest.mark.parametrize("read", READS)
+async def test_a_stop_during_a_slow_read_says_nothing_of_the_session_and_the_next_process_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    async def begin(w: World) -> None:
+        await w.run(task({"calls": [ask(task({"calls": [call("look", key="b")]}, "child"))]}, "The end."))
+
+    monkeypatch.setattr(recovery_module, "STOP_S", 0)
+    story = Story(begin)
+    whole = await story.whole(tmp_path)
+    async with story.ends(tmp_path / "whole") as w:
+        expected = await outcome(w)
+    await story.after(tmp_path / "died", whole // 2)
+    reached = asyncio.Event()
+
+    async def slow(*_arguments: Any, **_named: Any) -> Any:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with story.begun(tmp_path / "died", take_up=False, verify=False) as w:
+        before = await all_events(w)
+        target = READS[read](w)
+        good = getattr(target, read)
+        setattr(target, read, slow)
+        if read in ("runs", "handoffs"):  # read before anything is taken up: the start itself waits
+            starting = asyncio.create_task(w.recovery.run())
+        else:
+            starting = None
+            await w.recovery.run()
+        async with asyncio.timeout(WAIT_S):
+            await reached.wait()
+            await w.recovery.stop()
+        if starting is not None:
+            starting.cancel()
+        setattr(target, read, good)
+        await asyncio.sleep(0)
+        assert [e["type"] for e in await all_events(w)] == [e["type"] for e in before]
+    async with story.ends(tmp_path / "died") as w:
         assert await row_problems(w) == []
         assert await outcome(w) == expected
 
