@@ -344,11 +344,12 @@ class Journal:
     async def write_aside(self, write: Write, within_s: float) -> None:
         """Carry out upkeep of the store in a transaction of its own, when nothing else is to be written, or before the
         next facts after `within_s`. Returns after the commit; raises `ValueError` when it cannot be done."""
-        done = self._loop.create_future()
-        self._aside.append(_Row(write, done, self._loop.time() + within_s))
+        row = _Row(write, self._loop.create_future(), self._loop.time() + within_s)
+        self._bytes += _cost(row)
+        self._aside.append(row)
         if not self._busy and self._timer is None:
             self._timer = self._loop.call_later(0, self._begin)
-        await done
+        await row.done
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything that was recorded before is stored. Raises `Unavailable` when that takes too long;
@@ -437,11 +438,12 @@ class Journal:
     def _begin_aside(self) -> bool:
         """Hand the next upkeep to the writer's thread, if it is its turn."""
         while self._aside and self._aside[0].done.done():
-            self._aside.popleft()  # whoever wanted it went away
+            self._bytes -= _cost(self._aside.popleft())  # whoever wanted it went away
         if not self._aside or (self._queue and self._aside[0].due > self._loop.time()):
             return False
         row = self._aside.popleft()
         self._busy = True
+        self._handed_at = self._loop.time()
         self._thread.submit([row], [], [row.write])
         return True
 

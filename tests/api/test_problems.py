@@ -60,7 +60,7 @@ def checked(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
         ("GET", "/v1/sessions?cursor=nonsense", None, 422, "invalid_cursor"),
         ("GET", "/v1/audit?since=yesterday", None, 422, "invalid_request"),
         ("GET", "/v1/sessions?limti=5", None, 422, "invalid_request"),
-        ("GET", "/v1/audit?text=x", None, 422, "unsupported"),
+        ("GET", "/v1/audit?text=x", None, 422, "invalid_request"),
     ],
 )
 async def test_a_wrong_request_gets_a_problem_with_its_code(
@@ -247,7 +247,7 @@ async def test_while_nothing_can_be_stored_nothing_is_started_and_the_client_is_
     tmp_path: Path,
 ) -> None:
     async with in_process(tmp_path) as running, running.client() as http:
-        running.services.journal.problem = "the disk is full"
+        running.services.journal._failed = "the disk is full"
         for path, sent in (
             (RUN, {"agent": "lead", "input": "x"}),
             ("/v1/sessions", {}),
@@ -263,5 +263,5 @@ async def test_while_nothing_can_be_stored_nothing_is_started_and_the_client_is_
         assert ready.status_code == 503
         assert ready.json()["checks"]["journal"] == "the disk is full"
         assert (await http.get("/healthz")).json() == {"status": "ok"}
-        running.services.journal.problem = None
+        running.services.journal._failed = None
         assert (await http.get("/readyz")).json()["ready"] is True
