@@ -16,13 +16,13 @@ from typing import Any
 
 from app.agent import events
 from app.agent.admission import Slots
-from app.agent.budget import Amount, Budget
+from app.agent.budget import Budget
 from app.agent.control import half_left
 from app.agent.equipment import Equipment
 from app.agent.errors import Conflict, NotFound, Unavailable
 from app.agent.events import Event, Masker, Recorder
+from app.agent.flights import Air, Flight, queued_payload, run_of
 from app.agent.handoff import Handoffs
-from app.agent.ids import new_id
 from app.agent.interruption import LAST_WORD_S, LastWords
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.messages import Usage
@@ -57,44 +57,6 @@ _NOT_WORD = re.compile(r"[^\w-]+")
 Ending = Callable[[Run, RunStatus], Usage]  # what those used that were closed
 
 
-class _Air:
-    """One session's share of what is in the air: its numbers, names and open work."""
-
-    __slots__ = ("budget", "closers", "left", "names", "next_ordinal", "numbers", "open", "session", "slots", "worked")
-
-    def __init__(self, session: Session, counters: SessionCounters, children: int) -> None:
-        self.session = session
-        self.slots = Slots(children)
-        self.budget: Budget | None = None
-        if session.budget is not None:  # one for all turns
-            spent = dict(counters.spent)
-            wall_ms = spent.pop("wall_ms", 0)
-            self.budget = Budget(session.budget, spent=Amount(**spent), wall_ms=wall_ms)
-        self.next_ordinal = counters.next_ordinal
-        self.names = set(counters.names)
-        self.numbers: dict[str, int] = {}  # the last one that was put behind a name which was taken
-        self.open = 0
-        self.closers = 0  # of `open`: those who wait for all others
-        self.left = asyncio.Event()  # one of the others is done
-        self.worked = False  # something was started since the session was last idle
-
-
-class _Flight:
-    """A run, its task, and who waits for it. `heir`: the run that it ends with: the one that has started it, or for a
-    background task, when that has ended, the nearest one above that is open; None for none. `children`: those that end
-    with this one. `above`: the runs above it, nearest first, which may have ended long before it."""
-
-    __slots__ = ("above", "children", "done", "heir", "live", "task")
-
-    def __init__(self, live: LiveRun, heir: str | None, above: tuple[str, ...]) -> None:
-        self.live = live
-        self.above = above
-        self.heir = heir
-        self.task: asyncio.Task[None] | None = None
-        self.done: asyncio.Future[RunOutcome] = asyncio.get_running_loop().create_future()
-        self.children: set[str] = set()
-
-
 class RunSupervisor:
     """The launcher of every run (port `Launcher`). One per process."""
 
@@ -106,8 +68,8 @@ class RunSupervisor:
         self._approvals = parts.approvals
         self._children_at_work = parts.concurrent_children  # in each session
         self._on_idle = on_idle
-        self._flights: dict[str, _Flight] = {}
-        self._sessions: OrderedDict[str, _Air] = OrderedDict()
+        self._flights: dict[str, Flight] = {}
+        self._sessions: OrderedDict[str, Air] = OrderedDict()
         self._shared = SharedMemories(parts.load, self._waited_for)
         self._ended: OrderedDict[str, tuple[Run, int | None]] = OrderedDict()
         self._endings: set[asyncio.Task[None]] = set()
@@ -162,7 +124,7 @@ class RunSupervisor:
         """Keep a session open while a caller prepares or awaits work in it; afterwards it may become idle."""
         air = self._sessions.get(session.id)
         if air is None:
-            air = self._sessions[session.id] = _Air(session, counters, self._children_at_work)
+            air = self._sessions[session.id] = Air(session, counters, self._children_at_work)
         self._sessions.move_to_end(session.id)
         air.session = session
         air.open += 1
@@ -171,7 +133,7 @@ class RunSupervisor:
         finally:
             self._leave(air)
 
-    def _leave(self, air: _Air) -> None:
+    def _leave(self, air: Air) -> None:
         air.open -= 1
         air.left.set()
         if air.open:
@@ -399,7 +361,7 @@ class RunSupervisor:
             above = request.above
         seat = request.seat if isinstance(request.seat, MemorySeat) else None
         progress = request.progress
-        run = _run(request, air.next_ordinal) if progress is None else progress.run
+        run = run_of(request, air.next_ordinal) if progress is None else progress.run
         air.next_ordinal = max(air.next_ordinal, run.ordinal + 1)
         air.open += 1
         air.worked = True
@@ -410,14 +372,14 @@ class RunSupervisor:
             heir = self.handoffs.open.owner(request.handoff_id or "")
         live = LiveRun(run, request, above=above, seat=seat, waiting=waiting, slots=slots)
         lineage = self.handoffs.open.above(request.handoff_id or "") or tuple(self._upwards(run.parent_id))
-        flight = _Flight(live, heir, lineage)
+        flight = Flight(live, heir, lineage)
         self._flights[run.id] = flight
         if seat is not None:
             self._shared.sit(seat, run.id)
         if heir is not None and heir in self._flights:
             self._flights[heir].children.add(run.id)
         if progress is None:
-            self._recorder.record(run, events.RUN_QUEUED, _queued(run, request))
+            self._recorder.record(run, events.RUN_QUEUED, queued_payload(run, request))
         else:
             flight.live.control.usage_below = progress.usage_below
         flight.task = asyncio.create_task(self._fly(flight, air), name=f"run {run.id}")
@@ -426,13 +388,13 @@ class RunSupervisor:
             self._taken_up(run)
         return run
 
-    async def _fly(self, flight: _Flight, air: _Air) -> None:
+    async def _fly(self, flight: Flight, air: Air) -> None:
         await self._runner.run(flight.live, lambda: self._time_out(flight.live.run.id))
         # Here and not in a callback of the task: that the session is idle is recorded in one breath with the run's end,
         # so that no crash comes between the two.
         self._landed(flight, air)
 
-    def _landed(self, flight: _Flight, air: _Air) -> None:
+    def _landed(self, flight: Flight, air: Air) -> None:
         """The run is final. Called a second time when its task has ended, since one that never began ends so."""
         if flight.done.done():
             return
@@ -455,7 +417,7 @@ class RunSupervisor:
         flight.done.set_result(live.outcome)
         self._leave(air)
 
-    def _hand_on(self, flight: _Flight, heir: _Flight | None) -> None:
+    def _hand_on(self, flight: Flight, heir: Flight | None) -> None:
         """What the run has left open goes on under the nearest one above it that is open."""
         run_id = heir.live.run.id if heir is not None else None
         for child in flight.children:
@@ -503,7 +465,7 @@ class RunSupervisor:
             await self._recorder.committed(ended)
         return outcome
 
-    def _flight(self, run_id: str) -> _Flight:
+    def _flight(self, run_id: str) -> Flight:
         flight = self._flights.get(run_id)
         if flight is None:
             raise NotFound(f"run {run_id} is not in the air")
@@ -540,7 +502,7 @@ class RunSupervisor:
         return tuple(f.live.run.id for f in mine if f.done.result().status is f.live.control.requested)
 
     @staticmethod
-    async def _end_all(ordered: list[_Flight], mine: list[_Flight], tasks: Sequence[OpenHandoff]) -> None:
+    async def _end_all(ordered: list[Flight], mine: list[Flight], tasks: Sequence[OpenHandoff]) -> None:
         """Cancel each once its children and its tasks have ended, those of different parents side by side; a second
         cancel would break off its clean-up."""
         told, below = set(mine), dict[str, list[asyncio.Future[Any]]]()
@@ -549,7 +511,7 @@ class RunSupervisor:
         for handoff in tasks:
             below.setdefault(handoff.owner or "", []).append(asyncio.ensure_future(handoff.ended_within(INTERRUPT_S)))
 
-        async def end(flight: _Flight) -> None:
+        async def end(flight: Flight) -> None:
             if children := below.get(flight.live.run.id):
                 await asyncio.wait(children)
             if flight in told and flight.task is not None and not flight.live.ending:
@@ -558,7 +520,7 @@ class RunSupervisor:
 
         await asyncio.gather(*(end(flight) for flight in reversed(ordered)))
 
-    def _subtree(self, run_id: str) -> Iterator[_Flight]:
+    def _subtree(self, run_id: str) -> Iterator[Flight]:
         """The run and everything below it, parents first; however deep that is."""
         todo = [run_id]
         while todo:
@@ -655,51 +617,3 @@ class RunSupervisor:
 def _words_s(live: LiveRun, status: RunStatus) -> float:
     """How long hooks are told of a tree that ends now."""
     return min(SHUTDOWN_WORDS_S if status is RunStatus.INTERRUPTED else LAST_WORD_S, half_left(live.control.above))
-
-
-def _run(request: RunRequest, ordinal: int) -> Run:
-    parent = request.parent
-    memory = request.memory
-    return Run(
-        id=request.id or new_id("run"),
-        session_id=request.session.id,
-        tenant=request.session.tenant,
-        memory_id=request.memory_id or new_id("mem"),
-        turn=request.seat.turn if request.seat is not None else memory.next_turn if memory else 0,
-        ordinal=ordinal,
-        depth=request.depth,
-        path=(*(parent.path if parent else ()), ordinal),
-        agent=request.definition.name,
-        name=request.name,
-        parent_id=parent.id if parent else None,
-        parent_call_id=request.parent_call_id,
-        handoff_id=request.handoff_id,
-    )
-
-
-def _queued(run: Run, request: RunRequest) -> events.RunQueued:
-    payload = events.RunQueued(
-        memory_id=run.memory_id,
-        turn=run.turn,
-        handoff_id=run.handoff_id,
-        parent_call_id=run.parent_call_id,
-        attempt=run.attempt,
-        epoch=run.epoch,
-        input=request.task,
-        max_steps=request.max_steps,
-        model=request.model,
-        deadline_ms=request.deadline_ms or None,
-        timeout_ms=request.timeout_ms or None,
-    )
-    if request.fallback is not None:
-        payload["fallback"] = events.FallbackInfo(kind=request.fallback.kind, target=request.fallback.target)
-    version = request.definition.source.version
-    if version is not None:
-        payload["agent_version"] = version
-    if request.background:
-        payload["background"] = True
-    if request.given is not None:
-        payload["given"] = dict(request.given)
-    if request.definition.hooks:
-        payload["agent_hooks"] = len(request.definition.hooks)
-    return payload
