@@ -281,6 +281,12 @@ class Audit(Group):
     index_lag_s: float = Field(
         60.0, gt=0, le=86_400, description="How far the text index may be behind while there is always something to do."
     )
+    retention_h: float | None = Field(
+        None,
+        ge=0,
+        le=876_000,
+        description="How long events, and what is made of them, are kept; from 24 on. Not set or 0: for good.",
+    )
 
 
 class Settings(BaseSettings):

@@ -52,7 +52,6 @@ from app.sessions.explaining import Explaining
 from app.sessions.feed import EventFeed
 from app.sessions.follow_ups import FollowUps
 from app.sessions.idempotency import Idempotency
-from app.sessions.indexing import Indexing
 from app.sessions.journal import TAKE_S, Journal, replacement
 from app.sessions.notes import MAX_NOTE_CHARS, MAX_TITLE_CHARS, Notes
 from app.sessions.opening import Opening
@@ -79,7 +78,6 @@ from app.store.messages import SqlAuditStore
 from app.store.migrate import MigrationError, upgrade
 from app.store.notes import SqlNoteStore
 from app.store.runs import SqlRunStore
-from app.store.search import TextIndex
 from app.store.tasks import SqlTaskStore
 from app.store.verifying import SqlChainStore
 from app.telemetry.metrics import Metrics
@@ -92,6 +90,7 @@ from app.wiring_definitions import catalog_of, command_paths, skill_tools, skill
 from app.wiring_hooks import OwnHooks, directory_of, hook_secrets, hooks_of, webhooks_of
 from app.wiring_mcp import OwnServers, mcp_groups, mcp_secrets, mcp_servers, own_server_problem
 from app.wiring_permissions import Asking, asking
+from app.wiring_upkeep import Upkeep, upkeep_of
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +112,7 @@ class Wired:
     watcher: Watcher
     mcp: McpServers
     recovery: Recovery
-    indexing: Indexing
+    upkeep: Upkeep
 
     async def drain(self, grace_s: float) -> None:
         """Readiness red, streams closed, runs given the grace and then interrupted. Requests may still be answered."""
@@ -123,7 +122,7 @@ class Wired:
         services.idempotency.refuse()
         self.recovery.refuse()
         await self.watcher.close()
-        await self.indexing.close()
+        await self.upkeep.close()
         await services.access.close()
         await services.sessions.close(grace_s)
         await self.recovery.stop()  # whatever it still reads had the grace as well
@@ -146,7 +145,7 @@ class Wired:
                 partial(self.services.sessions.close, 0),
                 self.recovery.close,
                 self.watcher.close,
-                self.indexing.close,
+                self.upkeep.close,
             ):
                 held.push_async_callback(_until, until, last)
 
@@ -377,7 +376,7 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
     watcher = watcher_of(settings, ground.catalog, agents.reread)
     delegations = _delegations(ground, supervisor, sessions)
     recovery = _recovery(settings, ground, sessions, delegations, supervisor)
-    indexing = Indexing(ground.journal, TextIndex(database.reader), lag_s=settings.audit.index_lag_s)
+    upkeep = upkeep_of(settings, ground.journal, database.reader)
     services = Services(
         sessions=sessions,
         delegations=delegations,
@@ -401,14 +400,14 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
         check_store=database.check,
         commands=commands,
         mcp=mcp,
-        indexing=indexing,
+        indexing=upkeep.indexing,
         data_path=database.location.path,
     )
     await sessions.webhooks.start()
     mcp.start()
     await own_servers.settle()
     await recovery.run()
-    await indexing.start()
+    await upkeep.start()
     watcher.start()
     return Wired(
         services=services,
@@ -417,7 +416,7 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
         recovery=recovery,
         watcher=watcher,
         mcp=mcp,
-        indexing=indexing,
+        upkeep=upkeep,
     )
 
 

@@ -469,9 +469,11 @@ class StreamSkipped(TypedDict):
 
 class StreamReset(TypedDict):
     """`stream.reset`: the cursor lies beyond the `head` of the log (a restored backup, another database). Forget what
-    was received; the stream follows from its first event."""
+    was received; the stream follows from its first event. With `oldest`: what came before that event was removed for
+    its age, and the stream goes on from there."""
 
     head: int
+    oldest: NotRequired[int]
 
 
 class StreamClosing(TypedDict):
@@ -632,6 +634,9 @@ class EventLog(Protocol):
 
     async def head(self, tenant: str, session_id: str) -> int | None:
         """The last number stored, 0 for none, None for an unknown session."""
+
+    async def oldest(self, tenant: str, session_id: str) -> int:
+        """The first number that is kept: what stood before it was removed for its age."""
 
 
 class Subscription(Protocol):

@@ -12,7 +12,7 @@ from app.api.audit_query import Narrowed
 from app.api.deps import Asked
 from app.api.errors import NotAcceptable
 from app.api.sse import weights
-from app.sessions.audit import MessageFilter
+from app.sessions.audit import MessageFilter, check_text
 from app.sessions.exporting import CSV, NDJSON, Form, head_of, lines_as
 from app.sessions.views import message_view
 
@@ -59,6 +59,7 @@ async def exported(
 ) -> Response:
     """All messages that are asked for. `name` is that of the file."""
     filters = replace(narrowed.filters, session_id=session_id, run_id=run_id, newest_first=narrowed.order == "newest")
+    check_text(filters)  # before the answer begins
     await asked.services.journal.settle()
     headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
     return StreamingResponse(_lines(asked, filters, form), headers=headers, media_type=_MEDIA[form])

@@ -24,6 +24,7 @@ _TEXTS = {
     406: "Neither of the two forms is accepted.",
     404: "Unknown, or another tenant's.",
     409: "Not possible in this state.",
+    410: "Older than it is kept; `oldest`, `head` and `state` say where to go on.",
     412: "It is not the version that `If-Match` names.",
     413: "The body is too large.",
     415: "The body is not JSON.",

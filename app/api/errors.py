@@ -57,6 +57,12 @@ class UnsupportedMediaType(RequestError):
     code = "unsupported_media_type"
 
 
+class Gone(RequestError):
+    """It was there, and is not kept any more."""
+
+    code = "gone"
+
+
 class TooLarge(RequestError):
     """A body beyond the limit."""
 
@@ -96,6 +102,7 @@ KINDS: Mapping[type[SubagentdError], Kind] = {
     NotFound: Kind(404, "not-found", "Not found"),
     NotAcceptable: Kind(406, "not-acceptable", "No acceptable form"),
     Conflict: Kind(409, "conflict", "Not possible in this state"),
+    Gone: Kind(410, "gone", "Not kept any more"),
     Outdated: Kind(412, "outdated", "Changed in between"),
     TooLarge: Kind(413, "too-large", "The body is too large"),
     UnsupportedMediaType: Kind(415, "unsupported-media-type", "The body is not JSON"),

@@ -27,9 +27,10 @@ def tree_answer(value: Mapping[str, Any], *below: str) -> Response:
     return Response(encode_tree(value, below), media_type=JSON)
 
 
-def page_of(items: Sequence[bytes], following: str | None) -> Response:
-    """A page of items that are JSON already."""
-    return Response(b'{"items":[%b],"next":%b}' % (b",".join(items), encode(following)), media_type=JSON)
+def page_of(items: Sequence[bytes], following: str | None, **more: Any) -> Response:
+    """A page of items that are JSON already; `more` fields that are None are left out."""
+    rest = b"".join(b",%b:%b" % (encode(name), encode(value)) for name, value in more.items() if value is not None)
+    return Response(b'{"items":[%b],"next":%b%b}' % (b",".join(items), encode(following), rest), media_type=JSON)
 
 
 def part_of(items: Sequence[Any], cursor: str | None, limit: int) -> dict[str, Any]:

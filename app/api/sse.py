@@ -18,7 +18,7 @@ from app.agent.errors import InvalidRequest
 from app.agent.events import KINDS
 from app.api.deps import Asked
 from app.api.docs import STREAM, Responses, problems
-from app.api.errors import BadRequest, NotAcceptable
+from app.api.errors import BadRequest, Gone, NotAcceptable
 from app.api.event_stream import EventStream
 from app.api.pages import JSON, page_of
 from app.sessions.feed import View
@@ -32,7 +32,7 @@ _CURSOR = re.compile(r"[0-9]{1,18}")
 class StreamQuery(BaseModel):
     """The query of an event stream. Read in one piece: one by one the framework takes ten times as long for them."""
 
-    after: str | None = Field(None, description="Events behind this id; 0: from the first.")
+    after: str | None = Field(None, description="Events behind this id; 0: from the first that is kept.")
     types: str | None = Field(None, description="Only these types, with commas between them.")
     run: int | None = Field(None, ge=1, description="Only the run with this ordinal.")
     depth: int | None = Field(None, ge=0, description="Only runs of this depth.")
@@ -63,7 +63,7 @@ SESSION_QUERY = documented(SessionStreamQuery)
 ANSWERS: Responses = {
     200: {"description": "Events: JSON or a stream, by `Accept`.", "content": STREAM},
     204: {"description": "The stream is over, and there is nothing behind the cursor."},
-    **problems(400, 404, 406, 429),
+    **problems(400, 404, 406, 410, 429),
 }
 
 
@@ -181,12 +181,29 @@ async def events(request: Request, asked: Asked, view: View, look: Look) -> Resp
     if over:
         head = await asked.services.feed.head(view)
         over = look.after <= head  # a cursor of another database: the stream says so and begins anew
+    if look.after and not over:
+        await _kept(asked, view, look.after)
     if wants_stream(request, default=True):
         if over:
             return Response(status_code=204)
         check_room(asked)
         return stream(request, asked, view, look.after)
     return page_of([], None) if over else await _page(asked, view, look)
+
+
+async def _kept(asked: Asked, view: View, after: int) -> None:
+    """Raises `Gone` when events behind a cursor were removed for their age: a client that goes on would miss them."""
+    oldest = await asked.services.feed.oldest(view, after)
+    if after < oldest - 1:
+        state = f"/v1/sessions/{view.session_id}/tree"
+        raise Gone(
+            f"the events behind {after} are older than they are kept (audit.retention_h): the oldest is {oldest}. Read "
+            f"the present state at {state}, then go on without a cursor, or after {oldest - 1}",
+            code="events_gone",
+            oldest=oldest,
+            head=await asked.services.feed.head(view),
+            state=state,
+        )
 
 
 def check_room(asked: Asked) -> None:
@@ -222,4 +239,4 @@ async def _page(asked: Asked, view: View, look: Look) -> Response:
     if look.wait_s:
         check_room(asked)
     page = await feed.page(view, look.after, look.limit, look.wait_s)
-    return page_of(page["items"], page["next"])
+    return page_of(page["items"], page["next"], oldest=page["oldest"])

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from app.agent.errors import InvalidRequest
+
 MAX_COUNT = 10_001
 MAX_SCANNED = 50_000  # messages that one question about a text looks at: up to 0.2 s
 SHORTEST = 3  # characters of a text that needs no other filter: an index of trigrams knows no shorter ones
@@ -31,6 +33,18 @@ class MessageFilter:
     until: int | None = None
     text: str | None = None
     newest_first: bool = False
+
+
+def check_text(filters: MessageFilter) -> None:
+    """Raises `InvalidRequest` for a text that is too short to be looked for in everything."""
+    text = filters.text
+    narrow = (filters.session_id, filters.run_id, filters.since, filters.until)
+    if text is not None and len(text) < SHORTEST and narrow == (None, None, None, None):
+        raise InvalidRequest(
+            f"text {text!r} has fewer than {SHORTEST} characters: name a session, a run or a time as well, or look "
+            "for a longer text",
+            errors=[{"at": "text", "message": f"at least {SHORTEST} characters without session, run or time"}],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

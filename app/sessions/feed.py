@@ -56,6 +56,7 @@ class _Eye:
     shown: int
     paths: set[tuple[int, ...]] | None
     head: int = 0  # the last event when the view was looked up
+    oldest: int = 0  # the first event that is kept, when others should have come before it; 0: nothing is missing
     ended: bool = False
 
     def sees(self, kind: str, run: int, depth: int, path: tuple[int, ...]) -> bool:
@@ -227,6 +228,8 @@ class EventFeed:
             page = await self._page(eye, eye.head)
             if not page:
                 break
+            if await self._is_cut(eye, page[0].seq):
+                yield transient_frame("stream.reset", events.StreamReset(head=eye.head, oldest=eye.oldest))
             chunk = self._frames(eye, page)
             if chunk:
                 yield chunk
@@ -258,6 +261,23 @@ class EventFeed:
         if recent is not None:
             return recent
         return await self._log.page(view.tenant, view.session_id, after=eye.cursor, upto=head, limit=PAGE)
+
+    async def _is_cut(self, eye: _Eye, first: int) -> bool:
+        """Whether what should come before event `first` was removed for its age; the cursor then moves behind it."""
+        if first == eye.cursor + 1:
+            return False
+        oldest = await self._log.oldest(eye.view.tenant, eye.view.session_id)
+        if oldest <= eye.cursor + 1:
+            return False
+        eye.oldest, eye.cursor, eye.shown = oldest, oldest - 1, oldest - 1
+        return True
+
+    async def oldest(self, view: View, after: int) -> int:
+        """The first event that is kept of the session that a view belongs to, as far as a cursor might lie before."""
+        head = self._journal.head(view.session_id)
+        if head is not None and self._journal.recent.after(view.session_id, after, head) is not None:
+            return 1
+        return await self._log.oldest(view.tenant, view.session_id)
 
     async def head(self, view: View) -> int:
         """The last event of the session that a view belongs to."""
@@ -310,8 +330,9 @@ class EventFeed:
         return eye.sees(event.type, run.ordinal, run.depth, run.path)
 
     async def page(self, view: View, after: int, limit: int, wait_s: float) -> dict[str, Any]:
-        """Durable events after a number as `{"items": [JSON bytes], "next": str | None}`; waits up to `wait_s` for the
-        first one. `next` is the number to go on after, None once the view has ended."""
+        """Durable events after a number as `{"items": [JSON bytes], "next": str | None, "oldest": int | None}`; waits
+        up to `wait_s` for the first one. `next` is the number to go on after, None once the view has ended; `oldest`
+        the first event that is kept, when others should have come before."""
         eye = _Eye(view, after, after, None if view.paths is None else set(view.paths))
         reader = self._enter(view, "")
         loop = asyncio.get_running_loop()
@@ -330,7 +351,7 @@ class EventFeed:
                     reader = self._enter(view, "")
         finally:
             self._leave(reader, "")
-        return {"items": items, "next": None if eye.ended else str(eye.cursor)}
+        return {"items": items, "next": None if eye.ended else str(eye.cursor), "oldest": eye.oldest or None}
 
     @staticmethod
     async def _stirred(reader: Subscription, wait_s: float) -> bool:
@@ -350,6 +371,7 @@ class EventFeed:
             page = await self._page(eye, head)
             if not page:
                 break
+            await self._is_cut(eye, page[0].seq)
             for event in page:
                 eye.cursor = event.seq
                 seen = _envelope(event)

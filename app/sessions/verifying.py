@@ -14,6 +14,7 @@ DAMAGE = (
     "This finds damage, not forgery: without audit.key, whoever can write to the database can also make the hashes and "
     "the head anew."
 )
+UNSEALED = "Whether events were removed for their age, or the checkpoint that says so was forged, is not told apart."
 FORGERY = (
     "The head is sealed with audit.key: who does not have it can change, cut or add no event unseen. Not seen is a "
     "session that is gone as a whole, or one that was set back as a whole to an earlier state with the seal of then."
@@ -53,6 +54,7 @@ class Checked:
     head_hash: bytes
     flaw: Flaw | None
     complete: bool
+    removed: int = 0  # events before the checkpoint, where the chain begins
 
 
 class ChainStore(Protocol):
@@ -100,10 +102,11 @@ def report(session_id: str, checked: Checked, *, keyed: bool) -> dict[str, Any]:
         "session_id": session_id,
         "ok": False if flaw is not None else True if checked.complete else None,
         "events": checked.place.seq,
+        "removed": checked.removed,
         "head": {"id": checked.head, "hash": checked.head_hash.hex()},
         "first_bad": None if flaw is None else {"id": flaw.id, "problem": flaw.problem},
         "keyed": keyed,
-        "says": FORGERY if keyed else DAMAGE,
+        "says": FORGERY if keyed else f"{DAMAGE} {UNSEALED}" if checked.removed else DAMAGE,
         "next": None if checked.complete else write_cursor(checked.place),
     }
 

@@ -39,6 +39,23 @@ def seal(key: bytes, head: Head) -> bytes:
     return hmac.digest(key, head.hash + (head.next_seq - 1).to_bytes(8), "sha256")
 
 
+class Checkpoint(NamedTuple):
+    """Where a session's chain begins once its front was removed: the last number that is gone, its hash, how many are
+    gone, and when the last of them went (µs)."""
+
+    upto: int
+    hash: bytes
+    removed: int
+    created_at: int
+
+
+def seal_checkpoint(key: bytes, session_id: str, point: Checkpoint) -> bytes:
+    """HMAC-SHA256 over all of a checkpoint and its session. The message is longer than that of a head, so that neither
+    seal passes for the other."""
+    numbers = b"".join(number.to_bytes(8) for number in (point.upto, point.removed, point.created_at))
+    return hmac.digest(key, b"checkpoint:" + point.hash + numbers + session_id.encode(), "sha256")
+
+
 class Heads:
     """The heads of the sessions that were written last; those of a transaction count from `keep` on."""
 

@@ -15,6 +15,7 @@ from app.agent.runs import Run
 from app.sessions.verifying import Flaw
 from app.store.columns import Json
 from app.store.projection import Projection
+from app.store.pruning import last_checkpoint
 from app.store.tables import decisions, events, messages, sessions
 
 PAGE = 500
@@ -72,7 +73,7 @@ def compare(connection: Connection, tenant: str, session_id: str) -> Flaw | None
 
 
 def _compare(connection: Connection, key: Mapping[str, str], upto: int) -> Flaw | None:
-    after = 0
+    after = last_checkpoint(connection, key["tenant"], key["session"]).upto  # rows before it have no event any more
     while after < upto:
         page = connection.execute(_events, {**key, "after": after, "upto": upto}).all()
         last = page[-1].seq if len(page) == PAGE else upto

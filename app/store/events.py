@@ -9,7 +9,7 @@ from sqlalchemy import bindparam, select
 
 from app.agent.events import StoredEvent
 from app.store.reader import Reader
-from app.store.tables import events, sessions
+from app.store.tables import checkpoints, events, sessions
 
 # Of a deleted session only its last event has data: the rest is left out, not shown empty.
 _page = (
@@ -28,6 +28,9 @@ _head = select(sessions.c.next_seq).where(
     sessions.c.tenant_id == bindparam("tenant"),
     sessions.c.id == bindparam("session"),
     sessions.c.erased_at.is_(None),
+)
+_point = select(checkpoints.c.upto).where(
+    checkpoints.c.tenant_id == bindparam("tenant"), checkpoints.c.session_id == bindparam("session")
 )
 _NO_END = 2**62
 
@@ -50,3 +53,8 @@ class SqlEventLog:
         """The last number stored, 0 for none, None for an unknown or deleted session."""
         row = await self._reader.row(_head, {"tenant": tenant, "session": session_id})
         return None if row is None else row["next_seq"] - 1
+
+    async def oldest(self, tenant: str, session_id: str) -> int:
+        """The first number that is kept."""
+        row = await self._reader.row(_point, {"tenant": tenant, "session": session_id})
+        return 1 if row is None else int(row["upto"]) + 1

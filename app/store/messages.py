@@ -6,17 +6,16 @@ from typing import Any
 
 from sqlalchemy import Table
 
-from app.agent.errors import InvalidRequest
 from app.sessions.audit import (
     MAX_COUNT,
     MAX_SCANNED,
-    SHORTEST,
     CallFilter,
     Counted,
     DecisionFilter,
     MessageFilter,
     Page,
     Record,
+    check_text,
 )
 from app.store.cursors import MAX_INT
 from app.store.pages import Order, Question, question
@@ -138,14 +137,9 @@ class SqlAuditStore:
     ) -> tuple[Question, dict[str, Any], Record | None]:
         """The question about a text, its parameters, and the place where it stops, None: at the end. Few candidates are
         looked at as they are; where there are many, the next of them are found by walking along the log."""
+        check_text(filters)
         given = _given(filters)
         wanted = clean(given.pop("text"))  # as what is stored was
-        if len(wanted) < SHORTEST and given.keys().isdisjoint(("session_id", "run_id", "since", "until")):
-            raise InvalidRequest(
-                f"text {wanted!r} has fewer than {SHORTEST} characters: name a session, a run or a time as well, or "
-                "search for a longer text",
-                errors=[{"at": "text", "message": f"at least {SHORTEST} characters without session, run or time"}],
-            )
         asked = replace(question(messages, MESSAGE_ORDERS, given, filters.newest_first), text=True)
         parameters: dict[str, Any] = {"tenant": tenant, "text": folded(wanted), **given}
         if cursor is not None:

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import cache, lru_cache, partial
-from hashlib import sha256
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,11 +19,12 @@ from sqlalchemy.exc import DBAPIError
 
 from app.agent.errors import Unavailable
 from app.sessions.verifying import BEGINNING, Checked, Flaw, Place
-from app.store.chain import Head, seal
+from app.store.chain import Checkpoint, Head, seal, seal_checkpoint
 from app.store.comparing import compare
 from app.store.failures import is_damage, reason, transient
+from app.store.links import GONE, UNEXPLAINED, Row, problem_of, says_deleted
 from app.store.reader import can_be_stored
-from app.store.tables import events, sessions
+from app.store.tables import checkpoints, events, sessions
 
 PAGE = 500  # events of one statement
 _SLICE = 50  # of them in memory at once; one may have a megabyte
@@ -53,6 +53,15 @@ _page = (
     .order_by(events.c.seq)
     .limit(_limit)
 )
+_point = select(*(checkpoints.c[name] for name in (*Checkpoint._fields, "mac"))).where(
+    checkpoints.c.tenant_id == _tenant, checkpoints.c.session_id == _session
+)
+_before_point = (
+    select(events.c.seq)
+    .where(events.c.tenant_id == _tenant, events.c.session_id == _session, events.c.seq <= bindparam("upto"))
+    .order_by(events.c.seq)
+    .limit(1)
+)
 _orphans = except_(select(events.c.tenant_id, events.c.session_id), select(sessions.c.tenant_id, sessions.c.id))
 
 
@@ -65,17 +74,6 @@ def _spoken(dialect: str, statement: Any) -> tuple[str, Mapping[str, Any]]:
     return str(compiled), compiled.params
 
 
-class _Row(NamedTuple):
-    seq: int
-    type: str
-    run_id: str | None
-    ts: int
-    envelope: bytes
-    data: bytes | None
-    digest: bytes
-    hash: bytes
-
-
 class _Head(NamedTuple):
     """The row of a session, and the number of the last event that stood in the log at the same moment."""
 
@@ -86,24 +84,6 @@ class _Head(NamedTuple):
     mac: Any
     erased_at: int | None
     last: int | None
-
-
-class _Envelope(msgspec.Struct):
-    """What stands in an envelope and in columns beside it."""
-
-    id: int
-    type: str
-    ts: str
-    session_id: str
-    run_id: str | None = None
-
-
-class _Closed(msgspec.Struct):
-    reason: str = ""
-
-
-_envelopes = msgspec.json.Decoder(_Envelope)
-_closings = msgspec.json.Decoder(_Closed)
 
 
 class Damaged(Unavailable):
@@ -208,20 +188,55 @@ class Chains:
     ) -> Checked:
         """Pages behind `place`. The head was read first: what is added meanwhile lies beyond it."""
         if not (isinstance(head.next_seq, int) and isinstance(head.hash, bytes)):
-            flaw = Flaw(id=1, problem="the head in the session's row cannot be read: it was damaged")
-            return Checked(place=place, head=0, head_hash=b"", flaw=flaw, complete=True)
+            bad = Flaw(id=1, problem="the head in the session's row cannot be read: it was damaged")
+            return Checked(place=place, head=0, head_hash=b"", flaw=bad, complete=True)
+        place, removed, flaw = self._begin(head, place)
+        if flaw is not None:
+            return _checked(head, place, flaw, removed=removed)
         start = place.seq
         while place.seq < head.next_seq - 1:
             count = PAGE if limit is None else min(PAGE, start + limit - place.seq)
             if count <= 0 or (place.seq > start and enough()):
-                return _checked(head, place, complete=False)
+                return _checked(head, place, complete=False, removed=removed)
             after = place.seq
             head, place, found = self._page(head, place, count)
             if found is not None:
-                return _checked(head, place, found)
+                later, removed, _ = self._begin(head, place)
+                if later.seq > place.seq:  # what was to be looked at was removed meanwhile
+                    place = later
+                    continue
+                return _checked(head, place, found, removed=removed)
             if place.seq == after:
                 break
-        return _checked(head, place, self._end(head, place))
+        return _checked(head, place, self._end(head, place), removed=removed)
+
+    def _begin(self, head: _Head, place: Place) -> tuple[Place, int, Flaw | None]:
+        """Where the chain begins, how many events were removed before, and what is wrong with the checkpoint."""
+        mine = {"tenant": head.tenant, "session": head.session_id}
+        rows = list(self._rows(_point, mine))
+        if not rows:
+            return place, 0, None
+        *fields, mac = rows[0]
+        kinds: tuple[type, ...] = (int, bytes, int, int)
+        if not all(map(isinstance, fields, kinds)) or min(fields[0], fields[2], fields[3]) < 0:
+            return place, 0, _flaw(1, "the checkpoint, where the log begins, cannot be read: it was damaged")
+        point = Checkpoint(*fields)
+        flaw = self._unsealed(head.session_id, point, mac)
+        if flaw is None and (left := list(self._rows(_before_point, {**mine, "upto": point.upto}))):
+            flaw = _flaw(left[0][0], f"it stands before the checkpoint, event {point.upto}: one was changed")
+        if point.upto > place.seq:
+            place = Place(seq=point.upto, hash=point.hash)
+        return place, point.removed, flaw
+
+    def _unsealed(self, session_id: str, point: Checkpoint, mac: Any) -> Flaw | None:
+        """What is wrong with the seal of a checkpoint."""
+        if self._key is None:
+            return None
+        if mac is None:
+            return _flaw(point.upto, "the checkpoint has no seal: written without audit.key, or that was taken away")
+        if isinstance(mac, bytes) and hmac.compare_digest(seal_checkpoint(self._key, session_id, point), mac):
+            return None
+        return _flaw(point.upto, "the seal of the checkpoint is not of this audit.key: it was changed, or forged")
 
     def _page(self, head: _Head, place: Place, limit: int) -> tuple[_Head, Place, Flaw | None]:
         """Some events behind `place`; how far they are sound, and the flaw of the one behind."""
@@ -229,19 +244,19 @@ class Chains:
         asked = {"tenant": head.tenant, "session": head.session_id, "after": seq, "upto": head.next_seq - 1}
         flaw = None
         try:
-            for row in map(_Row._make, self._rows(_page, {**asked, "limit": limit})):
-                problem = _problem(row, seq + 1, previous, head.session_id)
+            for row in map(Row._make, self._rows(_page, {**asked, "limit": limit})):
+                problem = problem_of(row, seq + 1, previous, head.session_id)
                 if problem is None and row.data is None and head.erased_at is None:
                     head = self._head(head.tenant, head.session_id) or head  # perhaps deleted since it was read
-                    problem = _GONE if head.erased_at is None else None
+                    problem = GONE if head.erased_at is None else None
                 if problem is not None:
                     flaw = Flaw(id=seq + 1, problem=problem)
                     break
                 if row.data is None:
                     erased = erased or row.seq
                 elif erased:
-                    if not _says_deleted(row.type, row.data):
-                        flaw = Flaw(id=erased, problem=_UNEXPLAINED)
+                    if not says_deleted(row.type, row.data):
+                        flaw = Flaw(id=erased, problem=UNEXPLAINED)
                         break
                     erased = 0
                 seq, previous = row.seq, row.hash
@@ -264,7 +279,7 @@ class Chains:
         if place.hash != head.hash:
             return _flaw(last, "the head in the session's row is not the hash of this event: one was changed")
         if place.erased:
-            return _flaw(place.erased, _UNEXPLAINED)
+            return _flaw(place.erased, UNEXPLAINED)
         if self._key is None:
             return None
         if head.mac is None:
@@ -275,66 +290,12 @@ class Chains:
         return None
 
 
-_GONE = "its data is gone, though its session was not deleted"
-_UNEXPLAINED = "its data is gone, and no event behind it says that the session was deleted"
-
-
-def _says_deleted(kind: str, data: bytes) -> bool:
-    return kind == "session.closed" and _closings.decode(data).reason == "deleted"
-
-
 def _flaw(number: int, problem: str) -> Flaw:
     return Flaw(id=number, problem=problem)
 
 
-def _checked(head: _Head, place: Place, flaw: Flaw | None = None, *, complete: bool = True) -> Checked:
-    return Checked(place=place, head=head.next_seq - 1, head_hash=head.hash, flaw=flaw, complete=complete)
-
-
-def _problem(row: _Row, number: int, previous: bytes, session_id: str) -> str | None:
-    """What is wrong with the event that should be this `number`, behind one with this hash."""
-    if row.seq != number:
-        lost = f"event {number} is" if row.seq == number + 1 else f"events {number} to {row.seq - 1} are"
-        return f"{lost} missing: event {row.seq} stands behind event {number - 1}"
-    inner = row.digest if row.data is None else sha256(row.data).digest()
-    if inner != row.digest or sha256(previous + row.envelope + inner).digest() != row.hash:
-        return _changed(row, previous, inner, session_id)
-    return _columns(row, session_id)
-
-
-def _changed(row: _Row, previous: bytes, inner: bytes, session_id: str) -> str:
-    """Which part of an event does not fit the others."""
-    try:
-        told = _envelopes.decode(row.envelope)
-    except msgspec.MsgspecError:
-        return "its envelope was changed"
-    if told.id != row.seq or told.session_id != session_id:
-        other = "" if told.session_id == session_id else f" of session {told.session_id}"
-        return f"event {told.id}{other} stands in its place: swapped, moved or changed"
-    if inner == row.digest:
-        return "its envelope or its hash was changed"
-    if sha256(previous + row.envelope + row.digest).digest() == row.hash:
-        return "its data was changed"
-    if sha256(previous + row.envelope + inner).digest() == row.hash:
-        return "the digest of its data was changed"
-    return "its data and its hash, envelope or digest were changed"
-
-
-@lru_cache(maxsize=256)
-def _second(seconds: int) -> str:
-    """The form of `wire.timestamp`, which belongs to the thread of the event loop."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-
-
-def _columns(row: _Row, session_id: str) -> str | None:
-    """Streams and filters go by columns that no hash covers: they say what the envelope says."""
-    told = _envelopes.decode(row.envelope)
-    if told.id != row.seq or told.session_id != session_id:
-        return f"event {told.id} of session {told.session_id} stands in its place: the service did not write this"
-    if told.type != row.type:
-        return f"its column type says {row.type!r}, its envelope {told.type!r}"
-    if told.run_id != row.run_id:
-        return f"its column run_id says {row.run_id!r}, its envelope {told.run_id!r}"
-    if told.ts != f"{_second(row.ts // 1_000_000)}.{row.ts // 1000 % 1000:03d}Z":
-        return "its column ts says another time than its envelope"
-    return None
+def _checked(
+    head: _Head, place: Place, flaw: Flaw | None = None, *, complete: bool = True, removed: int = 0
+) -> Checked:
+    last = head.next_seq - 1
+    return Checked(place=place, head=last, head_hash=head.hash, flaw=flaw, complete=complete, removed=removed)

@@ -15,6 +15,7 @@ from app.sessions.ports import Rejected, Replace, TransientStoreError
 from app.store.chain import START, Head, Heads, digest, link, seal
 from app.store.failures import is_transient, reason, transient
 from app.store.projection import Key, Projection, Row, blank_session, erases
+from app.store.pruning import prune
 from app.store.statements import has_write, is_stored, load_head, store_rows, store_write
 
 T = TypeVar("T")
@@ -145,6 +146,9 @@ class SqlWriter:
             )
 
     def _store_lone(self, connection: Connection, write: Write) -> None:
+        if write.table == "checkpoints":
+            prune(connection, write.values, self._audit_key)
+            return
         if self._doubtful and not write.key and has_write(connection, write):
             return  # its commit was lost on the way back
         store_write(connection, write)

@@ -325,7 +325,8 @@ class Verification(Answer):
 
     session_id: str
     ok: bool | None = Field(description="null: nothing is wrong so far, and `next` goes on.")
-    events: int = Field(description="How many from the beginning are sound.")
+    events: int = Field(description="How many from the beginning are sound, removed ones among them.")
+    removed: int = Field(description="How many were removed for their age; the check began behind them.")
     head: ChainHead
     first_bad: BadEvent | None
     keyed: bool = Field(description="The seal of the head was checked with `audit.key`.")
@@ -395,3 +396,6 @@ class EventPage(Page):
     """Events; `next` is the value of `after` for the next question, null once the view has ended."""
 
     items: list[Event]
+    oldest: int | None = Field(
+        None, description="Only where events before it were removed for their age: the first one that is kept."
+    )

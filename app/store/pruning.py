@@ -1,0 +1,168 @@
+"""Removes the front of a session's log for its age, some events at a time, and leaves a checkpoint in their place.
+
+Works on the writing connection, inside the transaction of its caller. Only what is sound is removed: a front with a
+fault in it stays, so that the fault can be named. Which sessions, and up to where, is `retention.py`'s.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.store.chain import GENESIS, Checkpoint, digest, link, seal_checkpoint
+from app.store.tables import (
+    approvals,
+    artifacts,
+    checkpoints,
+    decisions,
+    events,
+    handoffs,
+    memories,
+    messages,
+    notes,
+    notices,
+    runs,
+    sessions,
+    tool_calls,
+)
+from app.store.text_index import forget_messages
+
+STEP = 100  # events of one transaction: a few ms
+
+
+def prune(connection: Connection, asked: Mapping[str, Any], key: bytes | None) -> None:
+    """One step. `asked` has `tenant_id` and `session_id`, and for a step towards event `upto` that and `created_at`
+    (now, in µs). For a closed session whose events are gone it has `rows_after` and `rows_upto` instead, the numbers
+    of messages that were kept so far, or `before` and `tasks_before`: what ended earlier (µs) goes.
+
+    Raises ValueError when the front is not sound; does nothing when the session has work under way or is not there.
+    Done twice it is done once.
+    """
+    tenant, session_id = asked["tenant_id"], asked["session_id"]
+    columns = select(sessions.c.next_seq, sessions.c.closed_at)
+    mine = columns.where(sessions.c.tenant_id == tenant, sessions.c.id == session_id)
+    session = connection.execute(mine).one_or_none()
+    if session is None or _at_work(connection, tenant, session_id):
+        return
+    closed = session.closed_at is not None
+    last = last_checkpoint(connection, tenant, session_id)
+    if "upto" in asked:
+        upto = min(asked["upto"], last.upto + STEP, session.next_seq - 2)  # the last event stays: the chain's head
+        if upto > last.upto:
+            found = _sound(connection, tenant, session_id, last, upto)
+            _remove(connection, tenant, session_id, last.upto, upto, closed=closed)
+            point = Checkpoint(upto, found, last.removed + upto - last.upto, asked["created_at"])
+            _keep(connection, tenant, session_id, point, key)
+    elif closed and "rows_upto" in asked:
+        upto = min(asked["rows_upto"], last.upto)
+        _remove_messages(connection, tenant, session_id, asked["rows_after"], upto, closed=True)
+    elif closed:
+        _remove_rest(connection, tenant, session_id, last.upto, asked)
+
+
+def last_checkpoint(connection: Connection, tenant: str, session_id: str) -> Checkpoint:
+    """Where the chain begins."""
+    names = (checkpoints.c[name] for name in Checkpoint._fields)
+    row = connection.execute(select(*names).where(*_of(checkpoints, tenant, session_id))).one_or_none()
+    return Checkpoint(0, GENESIS, 0, 0) if row is None else Checkpoint(*row)
+
+
+def _of(table: Table, tenant: str, session_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return table.c.tenant_id == tenant, table.c.session_id == session_id
+
+
+def _at_work(connection: Connection, tenant: str, session_id: str) -> bool:
+    """Whether recovery might read the log of the session: of what is open it reads from the first run above on."""
+    is_open = [
+        exists().where(*_of(table, tenant, session_id), table.c.ended_at.is_(None)) for table in (runs, handoffs)
+    ]
+    return bool(connection.execute(select(or_(*is_open))).scalar_one())
+
+
+def _sound(connection: Connection, tenant: str, session_id: str, last: Checkpoint, upto: int) -> bytes:
+    """The hash of event `upto`, once all before it were found to follow from each other."""
+    columns = (events.c[name] for name in ("seq", "envelope", "data", "data_digest", "hash"))
+    asked = select(*columns).where(*_of(events, tenant, session_id), events.c.seq <= upto).order_by(events.c.seq)
+    seq, previous = last.upto, last.hash
+    for row in connection.execute(asked):
+        told = row.data_digest if row.data is None else digest(row.data)
+        if row.seq != seq + 1 or link(previous, row.envelope, told) != row.hash:
+            raise ValueError(
+                f"the log of session {session_id} is not sound at event {seq + 1}: nothing of it is removed; "
+                "`subagentd audit verify` says more"
+            )
+        seq, previous = row.seq, row.hash
+    if seq != upto:
+        raise ValueError(f"the log of session {session_id} ends at event {seq}, though event {upto} was to be removed")
+    return previous
+
+
+def _remove(connection: Connection, tenant: str, session_id: str, after: int, upto: int, *, closed: bool) -> None:
+    """Events and the rows that say the same. An open session keeps what its budget counts, without the arguments."""
+    _remove_messages(connection, tenant, session_id, after, upto, closed=closed)
+    for table in (events, decisions):
+        connection.execute(delete(table).where(*_of(table, tenant, session_id), table.c.seq <= upto))
+    called = and_(*_of(tool_calls, tenant, session_id), tool_calls.c.seq > after, tool_calls.c.seq <= upto)
+    if closed:
+        connection.execute(delete(tool_calls).where(called))
+    else:
+        connection.execute(update(tool_calls).where(called).values(arguments=""))
+
+
+def _remove_messages(
+    connection: Connection, tenant: str, session_id: str, after: int, upto: int, *, closed: bool
+) -> None:
+    """All but those that a memory still works with: whoever goes on with it must find its history."""
+    old = and_(*_of(messages, tenant, session_id), messages.c.seq > after, messages.c.seq <= upto)
+    for memory_id in connection.execute(select(messages.c.memory_id).where(old).distinct()).scalars().all():
+        mine = and_(old, messages.c.memory_id == memory_id)
+        if not closed or _used_elsewhere(connection, tenant, session_id, memory_id):
+            mine = and_(mine, _out_of_context(connection, tenant, memory_id))
+        forget_messages(connection, mine)
+        connection.execute(delete(messages).where(mine))
+
+
+def _used_elsewhere(connection: Connection, tenant: str, session_id: str, memory_id: str) -> bool:
+    """Whether another session that is not closed has said something in a memory."""
+    other = and_(sessions.c.tenant_id == tenant, sessions.c.id == messages.c.session_id, sessions.c.closed_at.is_(None))
+    said = and_(messages.c.tenant_id == tenant, messages.c.memory_id == memory_id, messages.c.session_id != session_id)
+    return connection.execute(select(sessions.c.id).join(messages, other).where(said).limit(1)).first() is not None
+
+
+def _out_of_context(connection: Connection, tenant: str, memory_id: str) -> ColumnElement[bool]:
+    """Messages that a shortened memory does not look at any more; of one that is not shortened, none."""
+    mine = and_(memories.c.tenant_id == tenant, memories.c.id == memory_id)
+    row = connection.execute(select(memories.c.summary_from, memories.c.shortened).where(mine)).one_or_none()
+    if row is None or row.summary_from is None:
+        return messages.c.row_id.is_(None)
+    kept = [messages.c.role != "system"]
+    if (task := (row.shortened or {}).get("task")) is not None:
+        kept.append(messages.c.memory_seq != task)
+    return and_(messages.c.memory_seq < row.summary_from, *kept)
+
+
+def _keep(connection: Connection, tenant: str, session_id: str, point: Checkpoint, key: bytes | None) -> None:
+    mac = seal_checkpoint(key, session_id, point) if key else None
+    new = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    values = {**point._asdict(), "mac": mac}
+    statement = new(checkpoints).values(tenant_id=tenant, session_id=session_id, **values)
+    connection.execute(statement.on_conflict_do_update(index_elements=["tenant_id", "session_id"], set_=values))
+
+
+def _remove_rest(connection: Connection, tenant: str, session_id: str, upto: int, asked: Mapping[str, Any]) -> None:
+    """What a closed session has besides: nobody goes on with it. Tasks are listed for as long as they are kept."""
+    old = and_(*_of(tool_calls, tenant, session_id), tool_calls.c.seq <= upto)  # kept while it was open
+    connection.execute(delete(tool_calls).where(old))
+    before, tasks_before = asked["before"], min(asked["before"], asked["tasks_before"])
+    for table, time, limit in (
+        (runs, runs.c.ended_at, tasks_before),
+        (handoffs, handoffs.c.ended_at, tasks_before),
+        (approvals, approvals.c.requested_at, before),
+        (notices, notices.c.created_at, before),
+        (artifacts, artifacts.c.created_at, before),
+        (notes, notes.c.updated_at, before),
+    ):
+        connection.execute(delete(table).where(*_of(table, tenant, session_id), time < limit))
+    said = exists().where(messages.c.tenant_id == memories.c.tenant_id, messages.c.memory_id == memories.c.id)
+    connection.execute(delete(memories).where(*_of(memories, tenant, session_id), ~said))
