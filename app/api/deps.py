@@ -15,8 +15,6 @@ from app.sessions.access import ADMIN, APPROVE, READ, RUN, Caller
 from app.sessions.idempotency import HEADER, MAX_CHARS, KeyedRequest, Making, Once, keyed
 from app.sessions.services import Services
 
-LATER_PARAMETERS = frozenset({"text", "q", "decision"})  # of the audit trail (spec 12.4)
-
 REPLAYED = {"Idempotency-Replayed": "true"}
 T = TypeVar("T")
 
@@ -101,11 +99,6 @@ def _check_parameters(request: Request) -> None:
     known = {parameter["name"]: False for parameter in (route.openapi_extra or {}).get("parameters", ())}
     known.update(_parameters(route.dependant))
     for name in sorted(given.keys() - known.keys()):
-        if name in LATER_PARAMETERS:
-            raise Unsupported(
-                f"the parameter {name} is not carried out by this version",
-                errors=[{"at": name, "message": "not carried out by this version"}],
-            )
         raise InvalidRequest(
             f"there is no parameter {name!r} here; there are {', '.join(sorted(known)) or 'none'}",
             errors=[{"at": name, "message": "unknown parameter"}],

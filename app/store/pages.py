@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Boolean, ColumnElement, Select, Table, Text, bindparam, func, literal, select, tuple_
+from sqlalchemy import BigInteger, ColumnElement, Integer, Select, Table, Text, bindparam, func, literal, select, tuple_
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -135,7 +135,7 @@ def _conditions(asked: Question) -> list[ColumnElement[bool]]:
     for name in sorted(asked.given - set(order.equal) - set(_TIMES)):
         conditions.append(func.coalesce(table.c[name], "") == bindparam(name))
     if asked.text:
-        conditions.append(Holds(table.c.content, bindparam("text", type_=Text())))
+        conditions.append(Position(table.c.content, bindparam("text", type_=Text())) > 0)
     if asked.given.isdisjoint(_TIMES):
         return conditions
     by_time = order.key[0] == "ts"
@@ -158,50 +158,54 @@ def _equal(asked: Question) -> list[ColumnElement[bool]]:
         return [table.c.tenant_id == bindparam("tenant"), *(table.c[name] == bindparam(name) for name in equal)]
     mine = [func.coalesce(table.c.tenant_id, "") == bindparam("tenant")]
     mine += [func.coalesce(table.c[name], "") == bindparam(name) for name in equal]
-    return [*mine, Among(table.c.row_id, bindparam("rows", type_=Text()))]
+    return [*mine, table.c.row_id.op("IN", is_comparison=True)(Listed(bindparam("rows", type_=Text())))]
 
 
 # ── what the two databases say differently ──────────────────────────────────────────────────────────────────────
 
 
-class Holds(FunctionElement[bool]):
-    """Whether a text is in another, whatever the case of ASCII letters; the wanted one comes in lower case."""
+# Numbers and rows, not truth values: SQLite would compare those with 1, and search no index for them.
 
-    type = Boolean()
+
+class Position(FunctionElement[int]):
+    """Where a text stands in another, whatever the case of ASCII letters, 0: nowhere. The wanted one comes in lower
+    case."""
+
+    type = Integer()
     inherit_cache = True
 
 
-class Among(FunctionElement[bool]):
-    """Whether a number is in a list, which comes as JSON."""
+class Listed(FunctionElement[int]):
+    """The numbers of a list, which comes as JSON, as rows."""
 
-    type = Boolean()
+    type = BigInteger()
     inherit_cache = True
 
 
-def _parts(element: FunctionElement[bool], compiler: SQLCompiler, options: dict[str, Any]) -> tuple[str, ...]:
+def _parts(element: FunctionElement[int], compiler: SQLCompiler, options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(compiler.process(part, **options) for part in element.clauses)
 
 
-@compiles(Holds, "sqlite")
-def _holds_on_sqlite(element: Holds, compiler: SQLCompiler, **options: Any) -> str:
+@compiles(Position, "sqlite")
+def _position_on_sqlite(element: Position, compiler: SQLCompiler, **options: Any) -> str:
     whole, part = _parts(element, compiler, options)
-    return f"instr(lower({whole}), {part}) > 0"
+    return f"instr(lower({whole}), {part})"
 
 
-@compiles(Holds, "postgresql")
-def _holds_on_postgresql(element: Holds, compiler: SQLCompiler, **options: Any) -> str:
+@compiles(Position, "postgresql")
+def _position_on_postgresql(element: Position, compiler: SQLCompiler, **options: Any) -> str:
     whole, part = _parts(element, compiler, options)
-    return f'strpos(lower({whole} COLLATE "C"), {part}) > 0'
+    return f'strpos(lower({whole} COLLATE "C"), {part})'
 
 
-@compiles(Among, "sqlite")
-def _among_on_sqlite(element: Among, compiler: SQLCompiler, **options: Any) -> str:
-    number, listed = _parts(element, compiler, options)
-    return f"{number} IN (SELECT value FROM json_each({listed}))"  # noqa: S608  names of columns and parameters
+@compiles(Listed, "sqlite")
+def _listed_on_sqlite(element: Listed, compiler: SQLCompiler, **options: Any) -> str:
+    (listed,) = _parts(element, compiler, options)
+    return f"(SELECT value FROM json_each({listed}))"  # noqa: S608  the name of a parameter
 
 
-@compiles(Among, "postgresql")
-def _among_on_postgresql(element: Among, compiler: SQLCompiler, **options: Any) -> str:
-    number, listed = _parts(element, compiler, options)
+@compiles(Listed, "postgresql")
+def _listed_on_postgresql(element: Listed, compiler: SQLCompiler, **options: Any) -> str:
+    (listed,) = _parts(element, compiler, options)
     rows = f"json_array_elements_text(CAST({listed} AS json))"
-    return f"{number} IN (SELECT CAST(value AS bigint) FROM {rows})"  # noqa: S608  names of columns and parameters
+    return f"(SELECT CAST(value AS bigint) FROM {rows})"  # noqa: S608  the name of a parameter

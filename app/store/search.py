@@ -5,11 +5,12 @@ in either case, everything else as it is written.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
-from sqlalchemy import bindparam, func, select, text
+import msgspec
+from sqlalchemy import Executable, Text, bindparam, cast, func, select, text
 
 from app.sessions.audit import SHORTEST
 from app.store.reader import Reader
@@ -25,21 +26,25 @@ _ASCII_WORD = re.compile(r"[a-z0-9]{3}")
 _WORD = re.compile(r"[^\W_]{3}")
 
 _state = select(text_index.c.upto, text_index.c.purge)
-_tail = (
-    select(messages.c.row_id)
-    .where(messages.c.row_id > bindparam("upto"))
-    .order_by(messages.c.row_id)
-    .limit(CANDIDATES + 1)
-)
+# Numbers come as one JSON text: as rows, twenty thousand of them would hold the event loop for some ms.
+_tail_rows = select(messages.c.row_id).where(messages.c.row_id > bindparam("upto")).limit(bindparam("limit")).subquery()
+_tail = {
+    "sqlite": select(func.json_group_array(_tail_rows.c.row_id).label("rows")),
+    "postgresql": select(cast(func.json_agg(_tail_rows.c.row_id), Text).label("rows")),
+}
 _next = (
     select(messages.c.row_id, func.length(messages.c.content).label("size"))
     .where(messages.c.row_id > bindparam("upto"))
     .order_by(messages.c.row_id)
     .limit(PART)
 )
-_fts = text("SELECT rowid AS row_id FROM messages_text WHERE messages_text MATCH :match LIMIT :limit")
+_fts = text(
+    "SELECT json_group_array(row_id) AS rows FROM "
+    "(SELECT rowid AS row_id FROM messages_text WHERE messages_text MATCH :match LIMIT :limit)"
+)
 _trgm = text(
-    "SELECT row_id FROM messages_text WHERE tenant_id = :tenant AND content LIKE :pattern ESCAPE '\\' LIMIT :limit"
+    "SELECT json_agg(row_id)::text AS rows FROM (SELECT row_id FROM messages_text "
+    "WHERE tenant_id = :tenant AND content LIKE :pattern ESCAPE '\\' LIMIT :limit) AS found"
 )
 _has_trgm = text("SELECT to_regclass('ix_messages_text_trigrams') IS NOT NULL AS there")
 _knows_words = text("SELECT cardinality(show_trgm('查奏折')) > 0 AS known")
@@ -64,14 +69,18 @@ class TextIndex:
             return None
         # The end of the index first: what moves into it meanwhile is then found twice, and not passed over.
         upto = await self._upto()
-        tail = await self._reader.rows(_tail, {"upto": upto})
+        tail = await self._numbers(_tail[self._reader.dialect], {"upto": upto, "limit": CANDIDATES + 1})
         if len(tail) > CANDIDATES or (upto and await self.missing()):
             return None
         limit = CANDIDATES + 1 - len(tail)
         found = await self._found(tenant, folded(wanted), limit) if upto else []
         if found is None or len(found) + len(tail) > CANDIDATES:
             return None
-        return sorted({row["row_id"] for row in (*found, *tail)})
+        return sorted({*found, *tail})
+
+    async def _numbers(self, statement: Executable, parameters: Mapping[str, Any]) -> list[int]:
+        row = await self._reader.row(statement, parameters)
+        return msgspec.json.decode(row["rows"] or "[]", type=list[int]) if row else []
 
     async def missing(self) -> str | None:
         """Why this database has no index; None when it has one."""
@@ -98,12 +107,12 @@ class TextIndex:
     async def _upto(self) -> int:
         return int((await self._reader.row(_state) or {"upto": 0})["upto"])
 
-    async def _found(self, tenant: str, wanted: str, limit: int) -> list[dict[str, Any]] | None:
+    async def _found(self, tenant: str, wanted: str, limit: int) -> list[int] | None:
         if self._reader.dialect == "sqlite":
-            return await self._reader.rows(_fts, {"match": match_of(tenant, wanted), "limit": limit})
+            return await self._numbers(_fts, {"match": match_of(tenant, wanted), "limit": limit})
         if not await self._extracts(wanted):
             return None
-        return await self._reader.rows(_trgm, {"tenant": tenant, "pattern": pattern_of(wanted), "limit": limit})
+        return await self._numbers(_trgm, {"tenant": tenant, "pattern": pattern_of(wanted), "limit": limit})
 
     async def _extracts(self, wanted: str) -> bool:
         """Whether pg_trgm makes trigrams of a text: of three letters or digits in a row; without them it would go

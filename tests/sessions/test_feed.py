@@ -243,7 +243,7 @@ async def test_a_page_waits_for_its_first_event_and_no_longer_than_asked(tmp_pat
     async with asyncio.timeout(WAIT_S), writing(tmp_path, buffer_bytes=10) as room:
         feed, talk = EventFeed(room.log, room.bus, room.journal), room.begin()
         await room.journal.flush()
-        assert await feed.page(view(talk), 2, 10, 0.01) == {"items": [], "next": "2"}
+        assert await feed.page(view(talk), 2, 10, 0.01) == {"items": [], "next": "2", "oldest": None}
         task = asyncio.create_task(feed.page(view(talk), 2, 10, WAIT_S))
         await asyncio.sleep(0)
         talk.emit("a delta wakes nobody")

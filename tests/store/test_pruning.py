@@ -220,7 +220,7 @@ async def test_an_open_session_keeps_its_memory_its_runs_and_what_its_budget_cou
     assert after.messages[: len(before.messages)] == before.messages
 
 
-@pytest.mark.spec("12.5", "5.10")
+@pytest.mark.spec("12.5", "5.4")
 async def test_what_a_shortened_memory_does_not_look_at_any_more_goes(store: Store) -> None:
     facts = story(store)
     spoil(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.dialects import sqlite
 
 from app.agent import faults
 from app.agent.errors import InvalidRequest
@@ -14,8 +15,13 @@ from app.agent.events import Write
 from app.sessions.audit import MAX_COUNT, MessageFilter
 from app.sessions.ports import TransientStoreError
 from app.store import search, text_index
-from app.store.messages import SqlAuditStore
+from app.store.database import Database, writing_connection
+from app.store.location import locate
+from app.store.messages import MESSAGE_ORDERS, SqlAuditStore
+from app.store.migrate import upgrade
+from app.store.pages import question
 from app.store.search import TextIndex, match_of
+from app.store.tables import messages
 from tests.store.conftest import Store
 from tests.store.facts import Facts
 from tests.store.test_pages import DIRECTIONS
@@ -330,3 +336,57 @@ async def test_the_index_of_sqlite_agrees_with_itself(sqlite_store: Store) -> No
     said(sqlite_store, "words at the end")
     await indexed(sqlite_store)
     assert len(await TextIndex(sqlite_store.database.reader).candidates(TENANT, "words") or ()) == 271
+
+
+@pytest.mark.postgres
+@pytest.mark.spec("12.1", "12.4")
+async def test_without_pg_trgm_texts_are_found_one_by_one_and_readiness_says_why(postgres_url: str) -> None:
+    with writing_connection(locate(postgres_url), "OFF", 1000) as connection, connection.begin():
+        connection.exec_driver_sql("DROP INDEX ix_messages_text_trigrams")
+    database = Database(postgres_url)
+    await database.open()
+    store = Store(database)
+    index = TextIndex(database.reader)
+    assert "pg_trgm could not be made" in (await index.missing() or "")
+    said(store, "one needle", "two hays")
+    assert await found(store, "needle") == ["one needle"]
+    await indexed(store)  # it was there before, and somebody took it away
+    assert await index.candidates(TENANT, "needle") is None
+    assert await found(store, "needle") == ["one needle"]
+    store.writer.close()
+    await database.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.spec("12.1", "12.4")
+async def test_where_the_extension_may_not_be_made_the_migration_goes_on_without(empty_postgres_url: str) -> None:
+    with writing_connection(locate(empty_postgres_url), "OFF", 1000) as connection, connection.begin():
+        taken = "CREATE FUNCTION similarity(text, text) RETURNS real LANGUAGE sql AS 'SELECT 1::real'"
+        connection.exec_driver_sql(taken)
+    assert upgrade(empty_postgres_url)
+    database = Database(empty_postgres_url)
+    await database.open()
+    assert await TextIndex(database.reader).missing() is not None
+    await database.close()
+
+
+@pytest.mark.spec("12.4")
+def test_candidates_are_read_by_their_number_and_walks_go_along_an_index(file: Path) -> None:
+    by_number = replace(question(messages, MESSAGE_ORDERS, {}, True), text=True, among=True)
+    asked = [dict.fromkeys(names, 1) for names in ((), ("agent",), ("session_id", "role"), ("since", "until"))]
+    along = [question(messages, MESSAGE_ORDERS, given, True) for given in asked]
+    walks = [replace(walk, text=True, edge=True, after=True) for walk in along]
+    statements = [by_number.page(), *(walk.page() for walk in walks), *(walk.place() for walk in walks)]
+    plans = []
+    with sqlite3.connect(file) as connection:
+        for statement in statements:
+            compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
+            given = {name: "[]" if name == "rows" else 1 for name in compiled.params}
+            plans.append([row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {compiled}", given)])
+    assert plans[0][0] == "SEARCH messages USING INTEGER PRIMARY KEY (rowid=?)"
+    for plan in plans[1:5]:
+        assert len(plan) == 1, "an index that sorts as well"
+        assert plan[0].startswith("SEARCH messages USING INDEX ix_messages_")
+    for plan in plans[5:]:
+        assert len(plan) == 1
+        assert plan[0].startswith("SEARCH messages USING COVERING INDEX ix_messages_"), "no message is read"
