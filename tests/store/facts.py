@@ -233,7 +233,7 @@ class Facts:
 
     # ── questions ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def asked(self, run: Run, call: Mapping[str, Any], approval_id: str, **changes: Any) -> Event:
+    def asked(self, run: Run, call: Mapping[str, Any], approval_id: str, *, step: int = 1, **changes: Any) -> Event:
         payload = {
             "approval_id": approval_id,
             "call_id": call["call_id"],
@@ -247,9 +247,11 @@ class Facts:
             "suggested_rule": "Read(./a.txt)",
             "expires_at": self.ts + 300_000_000,
         }
-        return self.event(run, kinds.PERMISSION_REQUESTED, payload | changes, step=1)
+        return self.event(run, kinds.PERMISSION_REQUESTED, payload | changes, step=step)
 
-    def answered(self, run: Run, call: Mapping[str, Any], approval_id: str, **changes: Any) -> Event:
+    def answered(
+        self, run: Run, call: Mapping[str, Any], approval_id: str | None, *, step: int = 1, **changes: Any
+    ) -> Event:
         payload = {
             "approval_id": approval_id,
             "call_id": call["call_id"],
@@ -264,7 +266,7 @@ class Facts:
             "reason": None,
             "arguments": None,
         }
-        return self.event(run, kinds.PERMISSION_RESOLVED, payload | changes, step=1)
+        return self.event(run, kinds.PERMISSION_RESOLVED, payload | changes, step=step)
 
     # ── handoffs ────────────────────────────────────────────────────────────────────────────────────────────────
 
