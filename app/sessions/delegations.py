@@ -276,6 +276,7 @@ class Delegations:
             session_id=row["session_id"],
             handoff_id=handoff_id,
             paths=tuple(tuple(run["path"]) for run in runs),
+            begins=row["start_seq"] - 1,
             ended_seq=row["end_seq"],
         )
 

@@ -27,6 +27,7 @@ class View:
 
     `paths`: only runs at or below these paths (None: all). `run_id` or `handoff_id` name what ends the view; without
     one it is the session's own. `types`, `run` (ordinal) and `depth` filter; `deltas` False leaves transient ones out.
+    `begins`: nothing of it stands before or at that event, so that the log is not read from its beginning.
     """
 
     tenant: str
@@ -39,6 +40,7 @@ class View:
     run: int | None = None
     depth: int | None = None
     deltas: bool = True
+    begins: int = 0
     ended_seq: int | None = None  # the event that ended the view, when it has ended
 
     @property
@@ -170,7 +172,7 @@ class EventFeed:
 
     async def follow(self, view: View, after: int, owner: str = "") -> AsyncGenerator[bytes, None]:
         """Frames after event `after`, joined as they come, until the view ends or the server closes it."""
-        eye = _Eye(view, after, after, None if view.paths is None else set(view.paths))
+        eye = _Eye(view, max(after, view.begins), after, None if view.paths is None else set(view.paths))
         opening = b"retry: %d\n\n" % RETRY_MS
         while not eye.ended:
             reader = self._enter(view, owner)
@@ -333,7 +335,7 @@ class EventFeed:
         """Durable events after a number as `{"items": [JSON bytes], "next": str | None, "oldest": int | None}`; waits
         up to `wait_s` for the first one. `next` is the number to go on after, None once the view has ended; `oldest`
         the first event that is kept, when others should have come before."""
-        eye = _Eye(view, after, after, None if view.paths is None else set(view.paths))
+        eye = _Eye(view, max(after, view.begins), after, None if view.paths is None else set(view.paths))
         reader = self._enter(view, "")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s

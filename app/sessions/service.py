@@ -50,6 +50,9 @@ class SessionStore(RunStore, Protocol):
     async def sessions(self, tenant: str, cursor: str | None, limit: int) -> tuple[list[Mapping[str, Any]], str | None]:
         """Newest first; the second value is the cursor of the next page."""
 
+    async def turns(self, tenant: str, session_id: str, *, after: int, limit: int) -> list[Mapping[str, Any]]:
+        """Runs of a session that no other run has started, by ordinal, behind that one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
@@ -434,6 +437,15 @@ class Sessions:
         await self._journal.settle()
         return list(await self._store.runs(tenant, session_id))
 
+    async def turns(
+        self, tenant: str, session_id: str, *, after: int, limit: int
+    ) -> tuple[Sequence[Mapping[str, Any]], bool]:
+        """The next turns of a session behind the run with that ordinal, and whether there are more."""
+        await self.known(tenant, session_id)
+        await self._journal.settle()
+        rows = await self._store.turns(tenant, session_id, after=after, limit=limit + 1)
+        return await self.with_late_tasks(tenant, session_id, rows[:limit]), len(rows) > limit
+
     async def tree(self, tenant: str, session_id: str) -> dict[str, Any]:
         """The whole tree with status, usage and cost, and the handoffs that were denied as well."""
         runs = await self.runs(tenant, session_id)
@@ -475,6 +487,7 @@ class Sessions:
             session_id=row["session_id"],
             run_id=run_id,
             paths=(tuple(row["path"]),),
+            begins=row["first_seq"] - 1,
             ended_seq=row["terminal_seq"],
         )
 

@@ -33,6 +33,12 @@ _sessions = (
 _sessions_after = _sessions.where(sessions.c.id < bindparam("after"))
 _run = _of(runs, "id")
 _runs = _of(runs, "session_id").order_by(runs.c.ordinal)
+_turns = (
+    _of(runs, "session_id")
+    .where(runs.c.depth == 0, runs.c.ordinal > bindparam("after"))
+    .order_by(runs.c.ordinal)
+    .limit(bindparam("limit"))
+)
 _handoff = _of(handoffs, "id")
 _handoffs = _of(handoffs, "session_id").order_by(handoffs.c.start_seq)
 _handoff_runs = _of(runs, "handoff_id").order_by(runs.c.ordinal)
@@ -148,6 +154,11 @@ class SqlRunStore:
     async def runs(self, tenant: str, session_id: str) -> list[Record]:
         """All runs of a session, by ordinal."""
         return await self._reader.rows(_runs, {"tenant_id": tenant, "session_id": session_id})
+
+    async def turns(self, tenant: str, session_id: str, *, after: int, limit: int) -> list[Mapping[str, Any]]:
+        """The next runs of a session that no other run has started, by ordinal."""
+        asked = {"tenant_id": tenant, "session_id": session_id, "after": after, "limit": limit}
+        return list(await self._reader.rows(_turns, asked))
 
     async def spent(self, tenant: str, session_id: str, currency: str) -> dict[str, int]:
         """What the runs of a session have used, in the units of `BudgetLimits`: `model_calls`, `tokens`, `cost_micros`

@@ -13,7 +13,7 @@ from app.api.routes.runs import STARTED, run_answer
 from app.api.schemas import answers
 from app.api.schemas.requests import RunBody, SessionBody, SessionPatch
 from app.sessions.idempotency import SESSION, TURN
-from app.sessions.views import run_view, with_late_tasks
+from app.sessions.views import run_view
 
 router = new_router("sessions")
 
@@ -97,13 +97,9 @@ async def cancel_session(asked: Running, session_id: str) -> Response:
 @router.get("/v1/sessions/{session_id}/runs", response_model=answers.RunPage, responses=_READ)
 async def list_turns(asked: Reading, session_id: str, cursor: Cursor = None, limit: Limit = 50) -> Response:
     """The turns of a session, in order; `tree` shows the runs below them."""
-    after = number_of(cursor)
-    rows = await asked.services.sessions.runs(asked.tenant, session_id)
-    turns = [row for row in rows if row["depth"] == 0 and row["ordinal"] > after]
-    more = len(turns) > limit
-    following = cursor_after(turns[limit - 1]["ordinal"]) if more else None
-    shown = with_late_tasks(turns[:limit], rows)
-    return answer({"items": [run_view(row) for row in shown], "next": following})
+    rows, more = await asked.services.sessions.turns(asked.tenant, session_id, after=number_of(cursor), limit=limit)
+    following = cursor_after(rows[-1]["ordinal"]) if more else None
+    return answer({"items": [run_view(row) for row in rows], "next": following})
 
 
 @router.get("/v1/sessions/{session_id}/tree", response_model=answers.Tree, responses=_READ)
