@@ -11,7 +11,7 @@ from app.agent.errors import InvalidRequest
 from app.api.deps import Asked
 from app.api.pages import Cursor, Limit, answer
 from app.api.schemas.requests import microseconds
-from app.sessions.audit import MAX_TEXT, DecisionFilter, MessageFilter
+from app.sessions.audit import MAX_TEXT, DecisionFilter, MessageFilter, Page
 from app.sessions.views import decision_view, message_view
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -101,15 +101,7 @@ async def messages(
     )
     await asked.services.journal.settle()  # what has happened is to be in the answer
     page = await asked.services.audit.messages(asked.tenant, filters, cursor=paged.cursor, limit=paged.limit)
-    shown: dict[str, Any] = {"items": [message_view(row) for row in page.items], "next": page.next}
-    if filters.text is not None:
-        shown["bounded"] = page.bounded
-    if paged.count:
-        counted = await asked.services.audit.count(asked.tenant, filters)
-        shown["count"] = counted.count
-        if filters.text is not None:
-            shown["count_bounded"] = counted.bounded
-    return answer(shown)
+    return await _answered(asked, [message_view(row) for row in page.items], page, paged, filters)
 
 
 async def decisions(
@@ -135,7 +127,20 @@ async def decisions(
     )
     await asked.services.journal.settle()
     page = await asked.services.audit.decisions(asked.tenant, filters, cursor=paged.cursor, limit=paged.limit)
-    shown: dict[str, Any] = {"items": [decision_view(row) for row in page.items], "next": page.next}
+    return await _answered(asked, [decision_view(row) for row in page.items], page, paged, filters)
+
+
+async def _answered(
+    asked: Asked, items: list[dict[str, Any]], page: Page, paged: Paged, filters: MessageFilter | DecisionFilter
+) -> Response:
+    """The page and, where that was asked for, the count; both say where they stopped early."""
+    shown: dict[str, Any] = {"items": items, "next": page.next}
+    of_text = isinstance(filters, MessageFilter) and filters.text is not None
+    if page.bounded or of_text:
+        shown["bounded"] = page.bounded
     if paged.count:
-        shown["count"] = (await asked.services.audit.count(asked.tenant, filters)).count
+        counted = await asked.services.audit.count(asked.tenant, filters)
+        shown["count"] = counted.count
+        if counted.bounded or of_text:
+            shown["count_bounded"] = counted.bounded
     return answer(shown)

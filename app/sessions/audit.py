@@ -76,8 +76,8 @@ class DecisionFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Rows in order, and the cursor of the next page; None: these were the last. `bounded`: `MAX_SCANNED` messages were
-    looked at for a text, and the search stopped before the page was full; `next` goes on."""
+    """Rows in order, and the cursor of the next page; None: these were the last. `bounded`: so many rows were looked at
+    (for a text `MAX_SCANNED` messages) that it stopped before the page was full; `next` goes on."""
 
     items: Sequence[Record]
     next: str | None = None
@@ -86,8 +86,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """How many there are; `MAX_COUNT` stands for that many or more. `bounded`: among the `MAX_SCANNED` first messages
-    that were looked at for a text."""
+    """How many there are; `MAX_COUNT` stands for that many or more. `bounded`: among the first rows, at which counting
+    stopped (for a text `MAX_SCANNED` messages)."""
 
     count: int
     bounded: bool = False

@@ -72,4 +72,6 @@ decisions = Table(
     Index("ix_decisions_run", "tenant_id", "run_id", "seq"),
     Index("ix_decisions_decision", "tenant_id", "decision", "ts", "session_id", "seq"),
     Index("ix_decisions_time", "tenant_id", "ts", "session_id", "seq"),
+    Index("ix_decisions_agent", "tenant_id", "agent", "ts", "session_id", "seq"),
+    Index("ix_decisions_tool", "tenant_id", "tool", "ts", "session_id", "seq"),
 )

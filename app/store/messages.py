@@ -1,11 +1,12 @@
 """Reads the audit trail back: messages, tool calls and decisions in filtered pages (`AuditStore`)."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from sqlalchemy import Table
 
+from app.agent.messages import Role
 from app.sessions.audit import (
     MAX_COUNT,
     MAX_SCANNED,
@@ -25,14 +26,20 @@ from app.store.tables import decisions, messages, tool_calls
 from app.wire import clean, encode
 
 EXPORT_PAGE = 500
+LOOKED_AT = 5_000  # rows that may not fit, for a page: about 10 ms; for a count twice as many
+_EACH_ROLE = ("role", tuple(role.value for role in Role))
 
-# Most narrowing first. What has no index of its own (`role`, `status`) is looked for along the order that is left.
+# Most narrowing first. What has no index of its own (`status`, within a session all) is looked for along the order that
+# is left.
 MESSAGE_ORDERS = (
     Order(name="run", equal=("run_id",), key=("seq",)),
     Order(name="session", equal=("session_id",), key=("seq",)),
+    Order(name="tool_agent", equal=("tool", "agent"), key=("ts", "id")),
     Order(name="tool", equal=("tool",), key=("ts", "id")),
-    Order(name="agent", equal=("agent",), key=("ts", "id")),
-    Order(name="time", equal=(), key=("ts", "id")),
+    Order(name="agent_role", equal=("agent", "role"), key=("ts", "id")),
+    Order(name="agent", equal=("agent",), key=("ts", "id"), each=_EACH_ROLE),
+    Order(name="role", equal=("role",), key=("ts", "id")),
+    Order(name="time", equal=(), key=("ts", "id"), each=_EACH_ROLE),
 )
 CALL_ORDERS = (
     Order(name="run", equal=("run_id",), key=("seq",)),
@@ -44,17 +51,21 @@ DECISION_ORDERS = (
     Order(name="run", equal=("run_id",), key=("seq",)),
     Order(name="session", equal=("session_id",), key=("seq",)),
     Order(name="decision", equal=("decision",), key=("ts", "session_id", "seq")),
+    Order(name="tool", equal=("tool",), key=("ts", "session_id", "seq")),
+    Order(name="agent", equal=("agent",), key=("ts", "session_id", "seq")),
     Order(name="time", equal=(), key=("ts", "session_id", "seq")),
 )
 
 
 class SqlAuditStore:
-    """`AuditStore` over SQLAlchemy. `scanned` bounds how many messages a question about a text looks at."""
+    """`AuditStore` over SQLAlchemy. `scanned` bounds how many messages a question about a text looks at, `looked_at`
+    how many rows one with a filter that its index does not serve."""
 
-    def __init__(self, reader: Reader, *, scanned: int = MAX_SCANNED) -> None:
+    def __init__(self, reader: Reader, *, scanned: int = MAX_SCANNED, looked_at: int = LOOKED_AT) -> None:
         self._reader = reader
         self._index = TextIndex(reader)
         self._scanned = scanned
+        self._looked_at = looked_at
 
     async def messages(
         self, tenant: str, filters: MessageFilter, *, cursor: str | None = None, limit: int = 50
@@ -77,14 +88,17 @@ class SqlAuditStore:
     async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> Counted:
         """How many messages or decisions there are, at most `MAX_COUNT`."""
         given = _given(filters)
+        if _nothing(given):
+            return Counted(count=0)
+        edge: Record | None
         if isinstance(filters, MessageFilter) and filters.text is not None:
             asked, parameters, edge = await self._narrowed(tenant, filters, None)
         else:
             table, orders = (
                 (decisions, DECISION_ORDERS) if isinstance(filters, DecisionFilter) else (messages, MESSAGE_ORDERS)
             )
-            asked, edge = question(table, orders, given, filters.newest_first), None
-            parameters = {"tenant": tenant, **given}
+            asked = question(table, orders, given, filters.newest_first)
+            asked, parameters, edge = await self._bounded(asked, {"tenant": tenant, **given}, 2 * self._looked_at)
         row = await self._reader.row(asked.count(), parameters)
         count = 0 if row is None else int(row["count"])
         return Counted(count=count, bounded=edge is not None and count < MAX_COUNT)
@@ -110,27 +124,45 @@ class SqlAuditStore:
         limit: int,
     ) -> Page:
         given = _given(filters)
-        asked: Question = question(table, orders, given, filters.newest_first)
-        parameters: dict[str, Any] = {"tenant": tenant, "limit": limit + 1, **given}
+        if _nothing(given):
+            return Page(items=())
+        asked = question(table, orders, given, filters.newest_first)
+        parameters: dict[str, Any] = {"tenant": tenant, **given}
         if cursor is not None:
             parameters |= asked.read(cursor)
             asked = replace(asked, after=True)
-        rows = await self._reader.rows(asked.page(), parameters)
-        if len(rows) <= limit:
-            return Page(items=rows)
-        return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1]))
+        asked, parameters, edge = await self._bounded(asked, parameters, self._looked_at)
+        return await self._shown(asked, parameters, edge, limit)
 
-    # ── texts ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _search(self, tenant: str, filters: MessageFilter, cursor: str | None, limit: int) -> Page:
-        """One page of the messages that hold a text; pages go on from each other, however they were found."""
-        asked, parameters, edge = await self._narrowed(tenant, filters, cursor)
+    async def _shown(self, asked: Question, parameters: dict[str, Any], edge: Record | None, limit: int) -> Page:
+        """The page, which may end at a place before it is full."""
         rows = await self._reader.rows(asked.page(), {**parameters, "limit": limit + 1})
         if len(rows) > limit:
             return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1]))
         if edge is not None:
             return Page(items=rows, next=asked.cursor(edge), bounded=True)
         return Page(items=rows)
+
+    async def _bounded(
+        self, asked: Question, parameters: dict[str, Any], most: int
+    ) -> tuple[Question, dict[str, Any], Record | None]:
+        """The question up to the place behind which no row is looked at, its parameters, and that place; None: none is
+        needed, or there are not so many rows."""
+        edge = None
+        if asked.passing or asked.text:
+            edge = await self._reader.row(asked.place(), {**parameters, "steps": most - 1})
+        if edge is None:
+            return asked, parameters, None
+        return replace(asked, edge=True), {**parameters, **asked.bounds(edge)}, edge
+
+    # ── texts ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _search(self, tenant: str, filters: MessageFilter, cursor: str | None, limit: int) -> Page:
+        """One page of the messages that hold a text; pages go on from each other, however they were found."""
+        if _nothing(_given(filters)):
+            return Page(items=())
+        asked, parameters, edge = await self._narrowed(tenant, filters, cursor)
+        return await self._shown(asked, parameters, edge, limit)
 
     async def _narrowed(
         self, tenant: str, filters: MessageFilter, cursor: str | None
@@ -148,10 +180,7 @@ class SqlAuditStore:
         candidates = await self._index.candidates(tenant, wanted)
         if candidates is not None:
             return replace(asked, among=True), {**parameters, "rows": encode(candidates).decode()}, None
-        edge = await self._reader.row(asked.place(), {**parameters, "steps": self._scanned - 1})
-        if edge is None:
-            return asked, parameters, None
-        return replace(asked, edge=True), {**parameters, **asked.bounds(edge)}, edge
+        return await self._bounded(asked, parameters, self._scanned)
 
 
 def _given(filters: MessageFilter | CallFilter | DecisionFilter) -> dict[str, Any]:
@@ -160,4 +189,11 @@ def _given(filters: MessageFilter | CallFilter | DecisionFilter) -> dict[str, An
     given = {name: value for name in names if (value := getattr(filters, name)) is not None}
     for name in given.keys() & {"since", "until"}:
         given[name] = max(-MAX_INT, min(given[name], MAX_INT))
+    if "tool" in given and given.get("role") == Role.TOOL:
+        del given["role"]  # what a tool has said is of this role, always
     return given
+
+
+def _nothing(given: Mapping[str, Any]) -> bool:
+    """Whether no row can fit."""
+    return "tool" in given and "role" in given

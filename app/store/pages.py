@@ -1,7 +1,8 @@
 """Filtered pages in keyset order: which index answers a question, and the statement that uses it.
 
 Knows no row. The first order in which all of its equal columns are given is taken. Every other filter is written so
-that no index serves it: a planner without statistics then cannot choose one that leaves the sorting to be done.
+that no index serves it: a planner without statistics then cannot choose one that leaves the sorting to be done. Such a
+filter may fit no row of millions, so that a page or count with one looks at so many rows and no more (`place`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,22 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Integer, Select, Table, Text, bindparam, func, literal, select, tuple_
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    CompoundSelect,
+    Integer,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    func,
+    literal,
+    literal_column,
+    select,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -18,16 +34,21 @@ from app.sessions.audit import MAX_COUNT
 from app.store.cursors import pack, unpack
 
 _HIDDEN = frozenset({"row_id", "tenant_id"})
-_TIMES = ("since", "until")
+_TIMES = frozenset({"since", "until"})
+
+Statement = Select[Any] | CompoundSelect[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """An index (tenant, `equal`…, `key`…): rows that are equal in the first are paged by the second."""
+    """An index (tenant, `equal`…, `key`…): rows that are equal in the first are paged by the second. `each`: a column
+    of the index between the two, with all values that it can have; their rows are merged, so that one index serves
+    questions with and without that column."""
 
     name: str
     equal: tuple[str, ...]
     key: tuple[str, ...]
+    each: tuple[str, tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +64,7 @@ class Question:
     text: bool = False  # only rows whose content holds a text
     among: bool = False  # only these rows, by their `row_id`; no index is walked along
 
-    def page(self) -> Select[Any]:
+    def page(self) -> Statement:
         """The statement of one page; parameters are the filters, `tenant`, `limit` and `after_…` for the key."""
         return _page(self)
 
@@ -51,10 +72,16 @@ class Question:
         """The statement that counts, up to `MAX_COUNT`."""
         return _count(self)
 
-    def place(self) -> Select[Any]:
+    def place(self) -> Statement:
         """The statement of where a walk along the index has to stop: the key `edge_…` of the row behind `steps`
         others, by what the index alone tells; no row when there are not that many."""
         return _place(self)
+
+    @property
+    def passing(self) -> frozenset[str]:
+        """The filters that the index does not serve: rows that do not fit are passed over, who knows how many."""
+        served = frozenset(self.order.equal)
+        return self.given - (served | _TIMES if self.order.key[0] == "ts" else served)
 
     def bounds(self, place: Mapping[str, Any]) -> Mapping[str, Any]:
         """The parameters of a place for the statements with `edge`."""
@@ -83,33 +110,49 @@ def question(table: Table, orders: Sequence[Order], filters: Mapping[str, Any], 
 
 
 @cache
-def _page(asked: Question) -> Select[Any]:
-    table = asked.table
-    shown = [column for column in table.c if column.name not in _HIDDEN]
-    statement = select(*shown).where(*_conditions(asked), *_between(asked))
-    return statement.order_by(*_sorting(asked)).limit(bindparam("limit"))
+def _page(asked: Question) -> Statement:
+    shown = [column for column in asked.table.c if column.name not in _HIDDEN]
+    return _in_order(asked, shown).limit(bindparam("limit"))
 
 
 @cache
 def _count(asked: Question) -> Select[Any]:
-    conditions = (*_conditions(asked), *_between(asked))
-    found = select(literal(1).label("one")).where(*conditions).select_from(asked.table).limit(MAX_COUNT)
-    return select(func.count().label("count")).select_from(found.subquery())
+    # Times and places stand in the index behind the column that is merged.
+    apart = asked.edge or not asked.given.isdisjoint(_TIMES)
+    one = literal(1).label("one")
+    pieces = [
+        select(one).where(*conditions).select_from(asked.table).limit(MAX_COUNT)
+        for conditions in _branches(asked, apart=apart)
+    ]
+    found = union_all(*(select(piece.subquery()) for piece in pieces)).subquery()
+    first = select(one).select_from(found).limit(MAX_COUNT).subquery()
+    return select(func.count().label("count")).select_from(first)
 
 
 @cache
-def _place(asked: Question) -> Select[Any]:
-    order = asked.order
-    by_index = set(order.equal) | (set(_TIMES) if order.key[0] == "ts" else set())
-    narrow = replace(asked, given=asked.given & by_index, text=False, edge=False)
-    statement = select(*(asked.table.c[name] for name in order.key)).where(*_conditions(narrow), *_between(narrow))
+def _place(asked: Question) -> Statement:
+    narrow = replace(asked, given=asked.given - asked.passing, text=False, edge=False)
     # Not for a page: nothing but the index is passed over, and never more than a bounded part of it.
-    return statement.order_by(*_sorting(asked)).offset(bindparam("steps")).limit(1)
+    found = _in_order(narrow, [asked.table.c[name] for name in asked.order.key])
+    return found.offset(bindparam("steps")).limit(1)
 
 
-def _sorting(asked: Question) -> list[ColumnElement[Any]]:
-    key = [asked.table.c[name] for name in asked.order.key]
-    return [column.desc() if asked.newest_first else column.asc() for column in key]
+def _in_order(asked: Question, shown: list[Any]) -> Statement:
+    """These columns of the rows, in order; of several values of a column the rows are merged."""
+    pieces = [select(*shown).where(*conditions) for conditions in _branches(asked)]
+    merged = len(pieces) > 1
+    key = [literal_column(name) if merged else asked.table.c[name] for name in asked.order.key]
+    sorting = [column.desc() if asked.newest_first else column.asc() for column in key]
+    return union_all(*pieces).order_by(*sorting) if merged else pieces[0].order_by(*sorting)
+
+
+def _branches(asked: Question, *, apart: bool = True) -> list[list[ColumnElement[bool]]]:
+    """The conditions of the rows, `apart` for each value of the column that is merged."""
+    conditions = [*_conditions(asked), *_between(asked)]
+    if asked.order.each is None or asked.among or not apart:
+        return [conditions]
+    name, values = asked.order.each
+    return [[*conditions, asked.table.c[name] == value] for value in values]
 
 
 def _between(asked: Question) -> list[ColumnElement[bool]]:
@@ -132,7 +175,7 @@ def _key(asked: Question, prefix: str) -> Any:
 def _conditions(asked: Question) -> list[ColumnElement[bool]]:
     table, order = asked.table, asked.order
     conditions = _equal(asked)
-    for name in sorted(asked.given - set(order.equal) - set(_TIMES)):
+    for name in sorted(asked.given - set(order.equal) - _TIMES):
         conditions.append(func.coalesce(table.c[name], "") == bindparam(name))
     if asked.text:
         conditions.append(Position(table.c.content, bindparam("text", type_=Text())) > 0)

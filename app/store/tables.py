@@ -190,11 +190,12 @@ messages = Table(
     Index("ix_messages_session", "tenant_id", "session_id", "seq", unique=True),
     Index("ix_messages_run", "tenant_id", "run_id", "seq"),
     Index("ix_messages_memory", "tenant_id", "memory_id", "memory_seq"),
-    Index("ix_messages_agent", "tenant_id", "agent", "ts", "id"),
-    Index("ix_messages_time", "tenant_id", "ts", "id"),
+    Index("ix_messages_agent_role", "tenant_id", "agent", "role", "ts", "id"),
+    Index("ix_messages_role", "tenant_id", "role", "ts", "id"),
     sqlite_autoincrement=True,
 )
 partial("ix_messages_tool", messages, "tool ts id", messages.c.tool.is_not(None))
+partial("ix_messages_tool_agent", messages, "tool agent ts id", messages.c.tool.is_not(None))
 
 tool_calls = Table(
     "tool_calls",

@@ -17,11 +17,11 @@ from sqlalchemy.dialects import sqlite
 
 from app.agent.errors import InvalidRequest
 from app.agent.runs import Run
-from app.sessions.audit import MAX_COUNT, CallFilter, MessageFilter, Record
+from app.sessions.audit import MAX_COUNT, CallFilter, Counted, MessageFilter, Page, Record
 from app.store import agents, approvals, events, keys, memories, runs, tasks
 from app.store.cursors import pack
 from app.store.database import Database
-from app.store.messages import CALL_ORDERS, DECISION_ORDERS, MESSAGE_ORDERS
+from app.store.messages import CALL_ORDERS, DECISION_ORDERS, MESSAGE_ORDERS, SqlAuditStore
 from app.store.pages import Order, question
 from app.store.tables import approvals as approvals_table
 from app.store.tables import decisions, messages, tool_calls
@@ -124,6 +124,29 @@ def test_every_combination_of_filters_finds_what_a_plain_search_finds(shelf: "Sh
     assert count == len(wanted)
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+@pytest.mark.spec("12.4")
+def test_pages_that_look_at_few_rows_go_on_until_all_that_fits_was_found(shelf: "Shelf", data: st.DataObject) -> None:
+    draw = data.draw
+    session, run = draw(st.sampled_from([(True, False), (False, True), (True, True)]))
+    chosen = MessageFilter(
+        session_id=draw(st.sampled_from(shelf.values("session_id"))) if session else None,
+        run_id=draw(st.sampled_from(shelf.values("run_id"))) if run else None,
+        agent=draw(st.sampled_from([None, *shelf.values("agent"), "nobody"])),
+        role=draw(st.sampled_from([None, "system", "user", "assistant", "tool"])),
+        tool=draw(st.sampled_from([None, None, "read_file", "grep"])),
+        since=draw(st.sampled_from([None, START + 3_000_000])),
+        newest_first=draw(st.booleans()),
+    )
+    looked_at, limit = draw(st.integers(1, 30)), draw(st.integers(1, 9))
+    pages = shelf.bounded(chosen, looked_at, limit)
+    wanted = [row["seq"] for row in shelf.rows if shelf.fits(row, chosen)]
+    assert [row["seq"] for page in pages for row in page.items] == sorted(wanted, reverse=chosen.newest_first)
+    assert all(len(page.items) <= limit for page in pages)
+    assert len(pages) <= len(shelf.rows) // looked_at + len(wanted) // limit + 1
+
+
 class Shelf:
     """The archive in a SQLite store, asked from plain functions."""
 
@@ -143,6 +166,18 @@ class Shelf:
             return await all_pages(self.store, filters, limit), (await self.store.audit.count("default", filters)).count
 
         return self._runner.run(both())
+
+    def bounded(self, filters: MessageFilter, looked_at: int, limit: int) -> list[Page]:
+        """The pages of a store that looks at few rows."""
+        audit = SqlAuditStore(self.store.database.reader, looked_at=looked_at)
+
+        async def pages() -> list[Page]:
+            found = [await audit.messages("default", filters, limit=limit)]
+            while found[-1].next is not None and len(found) < 500:
+                found.append(await audit.messages("default", filters, cursor=found[-1].next, limit=limit))
+            return found
+
+        return self._runner.run(pages())
 
     @staticmethod
     def fits(row: Mapping[str, Any], filters: MessageFilter) -> bool:
@@ -186,6 +221,13 @@ async def test_counting_stops(sqlite_store: Store) -> None:
         sqlite_store.stored(*(facts.message(run, "user", "x") for _ in range(1000)))
     assert (await sqlite_store.audit.count("default", MessageFilter())).count == MAX_COUNT == 10_001
     assert (await sqlite_store.audit.count("default", MessageFilter(role="system"))).count == 0
+    few = SqlAuditStore(sqlite_store.database.reader, looked_at=1_000)
+    mine = MessageFilter(session_id=facts.session.id)
+    for role, counted in (("user", 2_000), ("tool", 0)):
+        assert await few.count("default", replace(mine, role=role)) == Counted(count=counted, bounded=True)
+    many = SqlAuditStore(sqlite_store.database.reader, looked_at=6_000)
+    for role, counted in (("user", MAX_COUNT), ("tool", 0)):
+        assert await many.count("default", replace(mine, role=role)) == Counted(count=counted)
 
 
 @pytest.mark.spec("12.4")
@@ -288,20 +330,28 @@ def test_every_page_is_read_along_the_index_of_its_order(
     values |= {"session_id": "s", "run_id": "r", "agent": "a", "role": "user", "tool": "t", "status": "ok"}
     values |= {"decision": "deny", "after_session_id": "s", "after_requested_at": START}
     values |= {"after_ts": START, "after_id": "msg_1", "after_seq": 5}
+    values |= {"edge_ts": START + 9, "edge_id": "msg_9", "edge_seq": 9, "edge_session_id": "s", "edge_requested_at": 1}
     by_key = {"tool_calls": "id", "approvals": "id", "decisions": "session"}  # the order that is the primary key's
-    for filters, newest, after in product(combinations(names), (False, True), (False, True)):
+    merged = {"agent": "agent_role", "time": "role"}
+    for filters, newest, after, edge in product(combinations(names), *(((False, True),) * 3)):
         asked = question(table, orders, dict.fromkeys(filters, 1), newest)
-        asked = replace(asked, after=after)
-        index = f"ix_{table.name}_{asked.order.name}"
+        if edge and not asked.passing:
+            continue
+        asked = replace(asked, after=after, edge=edge)
+        index = f"ix_{table.name}_{merged[asked.order.name] if asked.order.each else asked.order.name}"
         if by_key.get(table.name) == asked.order.name:
             index = f"sqlite_autoindex_{table.name}_1"
         steps = plan(library, asked.page(), values)
-        assert steps.startswith(f"SEARCH {table.name} USING INDEX {index} (tenant_id=?"), (asked, steps)
-        assert "TEMP B-TREE" not in steps, (asked, steps)
-        if after:
-            assert steps.count(">") + steps.count("<") >= 1, (asked, steps)
+        searches = [step for step in steps.split("; ") if not re.fullmatch(r"LEFT|RIGHT|MERGE \(UNION ALL\)", step)]
+        assert len(searches) == (4 if asked.order.each else 1), (asked, steps)
+        for step in searches:
+            assert step.startswith(f"SEARCH {table.name} USING INDEX {index} (tenant_id=?"), (asked, steps)
+            assert step.count(">") + step.count("<") >= after + edge, (asked, steps)
         counting = plan(library, asked.count(), values)
         assert f"SCAN {table.name}" not in counting, counting
+        if asked.passing:
+            place = plan(library, asked.place(), {**values, "steps": 9})
+            assert re.fullmatch(rf"SEARCH {table.name} USING COVERING INDEX {index} \([^;]*", place), (asked, place)
 
 
 RARE = {

@@ -377,19 +377,24 @@ class TaskPage(Page):
     items: list[Task]
 
 
+BOUNDED: Any = Field(
+    None,
+    description="true: so many rows were looked at that it stopped there: 50,000 messages for a `text`, 5,000 within a "
+    "session or run and for two filters of decisions. There may be fewer items than `limit`, even none, and `next` "
+    "goes on.",
+)
+COUNT_BOUNDED: Any = Field(
+    None, description="true: `count` is of the first rows that were looked at (for a `text` 50,000, otherwise 10,000)."
+)
+
+
 class MessagePage(Page):
     """Messages. `count` only when it was asked for; it stops at 10,001."""
 
     items: list[Message]
     count: int | None = None
-    bounded: bool | None = Field(
-        None,
-        description="Only with `text`. true: 50,000 messages were looked at, and the search stopped there; there may "
-        "be fewer items than `limit`, even none, and `next` goes on.",
-    )
-    count_bounded: bool | None = Field(
-        None, description="Only with `text` and `count`. true: `count` is of the first 50,000 messages looked at."
-    )
+    bounded: bool | None = BOUNDED
+    count_bounded: bool | None = COUNT_BOUNDED
 
 
 class EventPage(Page):

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from app.api.schemas.answers import Answer, Page
+from app.api.schemas.answers import BOUNDED, COUNT_BOUNDED, Answer, Page
 
 Verdict = Literal["allow", "ask", "deny"]
 
@@ -98,3 +98,5 @@ class AuditDecisionPage(Page):
 
     items: list[AuditDecision]
     count: int | None = None
+    bounded: bool | None = BOUNDED
+    count_bounded: bool | None = COUNT_BOUNDED
