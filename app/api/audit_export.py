@@ -1,5 +1,6 @@
 """Messages as a file that is sent while it is read: which form a client wants, and the stream of it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Any
@@ -14,7 +15,6 @@ from app.api.errors import NotAcceptable
 from app.api.sse import weights
 from app.sessions.audit import MessageFilter, check_text
 from app.sessions.exporting import CSV, NDJSON, Form, head_of, lines_as
-from app.sessions.views import message_view
 
 Format = Annotated[str | None, Query(alias="format", description="`ndjson` (default) or `csv`; before `Accept`.")]
 _MEDIA: dict[Form, str] = {"ndjson": NDJSON, "csv": f"{CSV}; charset=utf-8; header=present"}
@@ -69,4 +69,4 @@ async def _lines(asked: Asked, filters: MessageFilter, form: Form) -> AsyncItera
     lines = lines_as(form)
     yield head_of(form)
     async for rows in asked.services.audit.export(asked.tenant, filters):
-        yield lines([message_view(row) for row in rows])
+        yield await asyncio.to_thread(lines, rows)  # a page of long texts would keep all others waiting

@@ -160,7 +160,7 @@ async def _write(asked: Asked, form: Form, file: IO[bytes]) -> None:
         file.write(head_of(form))
         async with _database(asked.settings) as database:
             async for rows in SqlAuditStore(database.reader).export(asked.tenant, asked.filters):
-                file.write(lines([message_view(row) for row in rows]))
+                file.write(lines(rows))
     file.flush()
 
 

@@ -14,7 +14,15 @@ MAX_SCANNED = 50_000  # messages that one question about a text looks at: up to 
 SHORTEST = 3  # characters of a text that needs no other filter: an index of trigrams knows no shorter ones
 MAX_TEXT = 1_000
 
+# The columns of a message that is exported, in this order; JSON as the text that is stored.
+EXPORTED = (
+    "id", "seq", "session_id", "memory_id", "memory_seq", "run_id", "agent", "name", "is_subagent", "depth", "turn",
+    "step", "sub", "role", "content", "reasoning", "tool_calls", "tool_call_id", "tool", "is_error", "tokens",
+    "metadata", "ts",
+)  # fmt: skip
+
 Record = Mapping[str, Any]
+Exported = Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +119,8 @@ class AuditStore(Protocol):
     async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> Counted:
         """How many messages or decisions there are."""
 
-    def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Record]]:
-        """All messages in pages, each read when the one before it was taken."""
+    def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Exported]]:
+        """All messages in pages, each read when the one before it was taken; values in the order of `EXPORTED`."""
 
     async def calls(self, tenant: str, filters: CallFilter, *, cursor: str | None = None, limit: int = 50) -> Page:
         """One page of tool calls, in the order of their `tool.call`."""

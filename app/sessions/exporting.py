@@ -5,13 +5,17 @@ CSV is that of RFC 4180: CRLF, fields with quotes where they are needed, a head 
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Literal
 
-from app.wire import encode
+import msgspec
+
+from app.sessions.audit import EXPORTED, Exported
 
 Form = Literal["ndjson", "csv"]
-View = Mapping[str, Any]
 
 NDJSON = "application/x-ndjson"
 CSV = "text/csv"
@@ -25,8 +29,22 @@ _FORMULA = frozenset("=+-@＝＋－＠")
 _SKIPPED = frozenset("\t\r\n")
 
 
-def lines_as(form: Form) -> Callable[[Sequence[View]], bytes]:
-    """What makes lines of messages (`views.message_view`)."""
+def _places(*names: str) -> tuple[int, ...]:
+    return tuple(EXPORTED.index(name) for name in names)
+
+
+_in_order = itemgetter(*_places(*COLUMNS))
+_TIME = EXPORTED.index("ts")
+_JSON = _places("tool_calls", "metadata")
+_FLAGS = _places("is_subagent", "is_error")
+_TEXTS = _places("agent", "name", "content", "reasoning", "tool_call_id", "tool")  # that others write
+_NULL = msgspec.Raw(b"null")
+_encoder = msgspec.json.Encoder()
+_Line: Any = msgspec.defstruct("_Line", EXPORTED, gc=False)
+
+
+def lines_as(form: Form) -> Callable[[Sequence[Exported]], bytes]:
+    """What makes lines of messages, in any thread."""
     return csv_lines if form == "csv" else ndjson_lines
 
 
@@ -35,32 +53,55 @@ def head_of(form: Form) -> bytes:
     return _rows([COLUMNS]) if form == "csv" else b""
 
 
-def ndjson_lines(messages: Sequence[View]) -> bytes:
-    """One JSON object a line."""
-    return b"".join(encode(message) + b"\n" for message in messages)
+def ndjson_lines(messages: Sequence[Exported]) -> bytes:
+    """One JSON object a line, that of `views.message_view`."""
+    lines = []
+    for message in messages:
+        values = list(message)
+        for place in _JSON:
+            value = values[place]
+            values[place] = _NULL if value is None else msgspec.Raw(value.encode())
+        values[_TIME] = _moment(values[_TIME])
+        lines.append(_Line(*values))
+    return _encoder.encode_lines(lines)
 
 
-def csv_lines(messages: Sequence[View]) -> bytes:
+def csv_lines(messages: Sequence[Exported]) -> bytes:
     """One record a message, its cells in the order of `COLUMNS`."""
-    return _rows([[cell(message[name]) for name in COLUMNS] for message in messages])
+    rows = []
+    for message in messages:
+        values = list(message)
+        for place in _TEXTS:
+            value = values[place]
+            if value and not value[0].isalnum():
+                values[place] = cell(value)
+        for place in _FLAGS:
+            values[place] = "true" if values[place] else "false"
+        values[_TIME] = _moment(values[_TIME])
+        rows.append(_in_order(values))
+    return _rows(rows)
 
 
-def cell(value: Any) -> str:
-    """A value as the text of a cell: nothing for None, JSON for lists and objects. A text that a spreadsheet would take
-    for a formula gets an apostrophe in front: models and tools write what they like."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str):
-        return encode(value).decode()
+def _moment(ts: int) -> str:
+    return f"{_second(ts // 1_000_000)}.{ts // 1000 % 1000:03d}Z"
+
+
+@lru_cache(maxsize=256)
+def _second(seconds: int) -> str:
+    """The form of `wire.timestamp`, which belongs to the thread of the event loop."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def cell(value: str) -> str:
+    """A text as a cell. One that a spreadsheet would take for a formula gets an apostrophe in front: models and tools
+    write what they like."""
     first = value[:1]
     if first in _SKIPPED or (first and (first in _FORMULA or value.lstrip()[:1] in _FORMULA)):
         return f"'{value}"
     return value
 
 
-def _rows(rows: Sequence[Sequence[str]]) -> bytes:
+def _rows(rows: Sequence[Sequence[Any]]) -> bytes:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\r\n").writerows(rows)
     return text.getvalue().encode("utf-8", "replace")

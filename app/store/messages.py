@@ -8,11 +8,13 @@ from sqlalchemy import Table
 
 from app.agent.messages import Role
 from app.sessions.audit import (
+    EXPORTED,
     MAX_COUNT,
     MAX_SCANNED,
     CallFilter,
     Counted,
     DecisionFilter,
+    Exported,
     MessageFilter,
     Page,
     Record,
@@ -57,6 +59,10 @@ DECISION_ORDERS = (
 )
 
 
+# A question, its parameters, and the place where it stops; None: at the end.
+Asked = tuple[Question, dict[str, Any], Record | None]
+
+
 class SqlAuditStore:
     """`AuditStore` over SQLAlchemy. `scanned` bounds how many messages a question about a text looks at, `looked_at`
     how many rows one with a filter that its index does not serve."""
@@ -71,8 +77,6 @@ class SqlAuditStore:
         self, tenant: str, filters: MessageFilter, *, cursor: str | None = None, limit: int = 50
     ) -> Page:
         """One page of messages."""
-        if filters.text is not None:
-            return await self._search(tenant, filters, cursor, limit)
         return await self._page(messages, MESSAGE_ORDERS, tenant, filters, cursor, limit)
 
     async def calls(self, tenant: str, filters: CallFilter, *, cursor: str | None = None, limit: int = 50) -> Page:
@@ -103,15 +107,22 @@ class SqlAuditStore:
         count = 0 if row is None else int(row["count"])
         return Counted(count=count, bounded=edge is not None and count < MAX_COUNT)
 
-    async def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Record]]:
+    async def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Exported]]:
         """All messages in pages; no transaction is open between two of them."""
+        if _nothing(_given(filters)):
+            return
         cursor: str | None = None
         while True:
-            page = await self.messages(tenant, filters, cursor=cursor, limit=EXPORT_PAGE)
-            if page.items:
-                yield page.items
-            cursor = page.next
-            if cursor is None:
+            asked, parameters, edge = await self._asked(messages, MESSAGE_ORDERS, tenant, filters, cursor)
+            page = replace(asked, shown=EXPORTED).page()
+            rows = await self._reader.tuples(page, {**parameters, "limit": EXPORT_PAGE})
+            if rows:
+                yield rows
+            if len(rows) == EXPORT_PAGE:
+                cursor = asked.cursor(dict(zip(EXPORTED, rows[-1], strict=True)))
+            elif edge is not None:
+                cursor = asked.cursor(edge)
+            else:
                 return
 
     async def _page(
@@ -123,19 +134,9 @@ class SqlAuditStore:
         cursor: str | None,
         limit: int,
     ) -> Page:
-        given = _given(filters)
-        if _nothing(given):
+        if _nothing(_given(filters)):
             return Page(items=())
-        asked = question(table, orders, given, filters.newest_first)
-        parameters: dict[str, Any] = {"tenant": tenant, **given}
-        if cursor is not None:
-            parameters |= asked.read(cursor)
-            asked = replace(asked, after=True)
-        asked, parameters, edge = await self._bounded(asked, parameters, self._looked_at)
-        return await self._shown(asked, parameters, edge, limit)
-
-    async def _shown(self, asked: Question, parameters: dict[str, Any], edge: Record | None, limit: int) -> Page:
-        """The page, which may end at a place before it is full."""
+        asked, parameters, edge = await self._asked(table, orders, tenant, filters, cursor)
         rows = await self._reader.rows(asked.page(), {**parameters, "limit": limit + 1})
         if len(rows) > limit:
             return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1]))
@@ -143,11 +144,27 @@ class SqlAuditStore:
             return Page(items=rows, next=asked.cursor(edge), bounded=True)
         return Page(items=rows)
 
-    async def _bounded(
-        self, asked: Question, parameters: dict[str, Any], most: int
-    ) -> tuple[Question, dict[str, Any], Record | None]:
-        """The question up to the place behind which no row is looked at, its parameters, and that place; None: none is
-        needed, or there are not so many rows."""
+    async def _asked(
+        self,
+        table: Table,
+        orders: Sequence[Order],
+        tenant: str,
+        filters: MessageFilter | CallFilter | DecisionFilter,
+        cursor: str | None,
+    ) -> Asked:
+        """What is asked for a page."""
+        if isinstance(filters, MessageFilter) and filters.text is not None:
+            return await self._narrowed(tenant, filters, cursor)
+        given = _given(filters)
+        asked = question(table, orders, given, filters.newest_first)
+        parameters: dict[str, Any] = {"tenant": tenant, **given}
+        if cursor is not None:
+            parameters |= asked.read(cursor)
+            asked = replace(asked, after=True)
+        return await self._bounded(asked, parameters, self._looked_at)
+
+    async def _bounded(self, asked: Question, parameters: dict[str, Any], most: int) -> Asked:
+        """The question up to the place behind which no row is looked at."""
         edge = None
         if asked.passing or asked.text:
             edge = await self._reader.row(asked.place(), {**parameters, "steps": most - 1})
@@ -157,18 +174,9 @@ class SqlAuditStore:
 
     # ── texts ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _search(self, tenant: str, filters: MessageFilter, cursor: str | None, limit: int) -> Page:
-        """One page of the messages that hold a text; pages go on from each other, however they were found."""
-        if _nothing(_given(filters)):
-            return Page(items=())
-        asked, parameters, edge = await self._narrowed(tenant, filters, cursor)
-        return await self._shown(asked, parameters, edge, limit)
-
-    async def _narrowed(
-        self, tenant: str, filters: MessageFilter, cursor: str | None
-    ) -> tuple[Question, dict[str, Any], Record | None]:
-        """The question about a text, its parameters, and the place where it stops, None: at the end. Few candidates are
-        looked at as they are; where there are many, the next of them are found by walking along the log."""
+    async def _narrowed(self, tenant: str, filters: MessageFilter, cursor: str | None) -> Asked:
+        """The question about a text. Few candidates are looked at as they are; where there are many, the next of them
+        are found by walking along the log. Pages go on from each other, however they were found."""
         check_text(filters)
         given = _given(filters)
         wanted = clean(given.pop("text"))  # as what is stored was

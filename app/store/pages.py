@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnElement,
     CompoundSelect,
     Integer,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     literal_column,
     select,
     tuple_,
+    type_coerce,
     union_all,
 )
 from sqlalchemy.ext.compiler import compiles
@@ -31,6 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from app.sessions.audit import MAX_COUNT
+from app.store.columns import Json
 from app.store.cursors import pack, unpack
 
 _HIDDEN = frozenset({"row_id", "tenant_id"})
@@ -63,6 +66,7 @@ class Question:
     edge: bool = False  # only up to the place of `edge()`
     text: bool = False  # only rows whose content holds a text
     among: bool = False  # only these rows, by their `row_id`; no index is walked along
+    shown: tuple[str, ...] = ()  # these columns, JSON as the text that is stored; none: all that are shown
 
     def page(self) -> Statement:
         """The statement of one page; parameters are the filters, `tenant`, `limit` and `after_…` for the key."""
@@ -111,7 +115,9 @@ def question(table: Table, orders: Sequence[Order], filters: Mapping[str, Any], 
 
 @cache
 def _page(asked: Question) -> Statement:
-    shown = [column for column in asked.table.c if column.name not in _HIDDEN]
+    shown: list[Any] = [column for column in asked.table.c if column.name not in _HIDDEN]
+    if asked.shown:
+        shown = [_as_stored(asked.table.c[name]) for name in asked.shown]
     return _in_order(asked, shown).limit(bindparam("limit"))
 
 
@@ -135,6 +141,10 @@ def _place(asked: Question) -> Statement:
     # Not for a page: nothing but the index is passed over, and never more than a bounded part of it.
     found = _in_order(narrow, [asked.table.c[name] for name in asked.order.key])
     return found.offset(bindparam("steps")).limit(1)
+
+
+def _as_stored(column: Column[Any]) -> Any:
+    return type_coerce(column, Text).label(column.name) if isinstance(column.type, Json) else column
 
 
 def _in_order(asked: Question, shown: list[Any]) -> Statement:

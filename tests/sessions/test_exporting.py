@@ -9,16 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.sessions.audit import EXPORTED
 from app.sessions.exporting import COLUMNS, cell, csv_lines, head_of, lines_as, ndjson_lines
 from app.sessions.views import message_view
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60)
 
 
-def message(**fields: Any) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {"ts": 1_800_000_000_000_000, "role": "assistant", "is_subagent": True, "depth": 1, "content": "Hello."}
-    return message_view(row | fields)
+ROW = {
+    "ts": 1_800_000_000_000_000,
+    "role": "assistant",
+    "is_subagent": True,
+    "is_error": False,
+    "depth": 1,
+    "content": "Hello.",
+}
+
+
+def message(**fields: Any) -> list[Any]:
+    """As the store gives it: JSON as text."""
+    row = dict.fromkeys(EXPORTED) | ROW | fields
+    return [json.dumps(value) if isinstance(value, list | dict) else value for value in row.values()]
 
 
 def read(data: bytes) -> list[dict[str, str]]:
@@ -27,7 +38,7 @@ def read(data: bytes) -> list[dict[str, str]]:
 
 @pytest.mark.spec("12.4")
 def test_every_field_of_a_message_has_its_column() -> None:
-    assert set(COLUMNS) == set(message())
+    assert set(COLUMNS) == set(EXPORTED)
     (row,) = read(head_of("csv") + csv_lines([message(tool_calls=[{"name": "grep"}], tokens=7, content="你好, 世界")]))
     assert (row["content"], row["tokens"], row["depth"], row["is_subagent"]) == ("你好, 世界", "7", "1", "true")
     assert json.loads(row["tool_calls"]) == [{"name": "grep"}]
@@ -71,5 +82,8 @@ def test_lines_end_as_the_rfc_says_and_quotes_are_doubled() -> None:
 def test_ndjson_has_no_head_and_leaves_texts_alone() -> None:
     assert head_of("ndjson") == b""
     assert lines_as("ndjson") is ndjson_lines
-    (line,) = ndjson_lines([message(content="=1+1\n")]).splitlines()
-    assert json.loads(line) == message(content="=1+1\n")
+    calls = [{"call_id": "call_1", "name": "grep", "arguments": "{}"}]
+    (line,) = ndjson_lines([message(content="=1+1\n", tool_calls=calls)]).splitlines()
+    shown = message_view(dict.fromkeys(EXPORTED) | ROW | {"content": "=1+1\n", "tool_calls": calls})
+    assert json.loads(line) == shown
+    assert list(json.loads(line)) == list(shown)

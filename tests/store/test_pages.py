@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite
 
 from app.agent.errors import InvalidRequest
 from app.agent.runs import Run
-from app.sessions.audit import MAX_COUNT, CallFilter, Counted, MessageFilter, Page, Record
+from app.sessions.audit import EXPORTED, MAX_COUNT, CallFilter, Counted, MessageFilter, Page, Record
 from app.store import agents, approvals, events, keys, memories, runs, tasks
 from app.store.cursors import pack
 from app.store.database import Database
@@ -207,7 +207,9 @@ async def test_an_export_gives_every_message_once(store: Store) -> None:
     store.stored(facts.created(), facts.queued(run))
     for _ in range(6):
         store.stored(*(facts.message(run, "user", "x") for _ in range(200)))
-    sizes = [[row["seq"] for row in page] async for page in store.audit.export("default", MessageFilter())]
+    sizes = [
+        [row[EXPORTED.index("seq")] for row in page] async for page in store.audit.export("default", MessageFilter())
+    ]
     assert [len(page) for page in sizes] == [500, 500, 200]
     assert [seq for page in sizes for seq in page] == list(range(3, 1203))
 
