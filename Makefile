@@ -18,7 +18,7 @@ LOCKED := $(PIP_INSTALL) --require-hashes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install local check format test test-long run demo bench cancels chaos fuzz lock clean
+.PHONY: help install local check format test test-long run demo bench cancels chaos fuzz big-log lock clean
 
 help:
 	@echo "make install   environment for development, in $(VENV)"
@@ -30,6 +30,7 @@ help:
 	@echo "make demo      see it work, without a key; without a network once it is installed"
 	@echo "make local     install the small model that runs on this machine"
 	@echo "make bench     measurements"
+	@echo "make big-log   ten million messages, built, asked, exported and verified, in FOLDER: 25 GB, an hour"
 	@echo "make cancels   a thousand cancels at random moments; ARGS='--seed 7' repeats some"
 	@echo "make chaos     two hundred kills of a loaded server; ARGS='--kills 20 --trees 40' for fewer"
 	@echo "make fuzz      requests, connections and sequences that no client should send; ARGS='--seed 7' repeats some"
@@ -107,6 +108,11 @@ demo: $(STAMPS)/runtime-checkout $(STAMPS)/local
 
 bench: $(STAMPS)/dev-checkout
 	$(BIN)/python -m bench $(ARGS)
+
+FOLDER ?= .make/big-log
+big-log: $(STAMPS)/dev-checkout
+	test -e $(FOLDER)/service.db || $(BIN)/python -m bench.big_log build $(FOLDER) $(ARGS)
+	$(BIN)/python -m bench.big_log measure $(FOLDER)
 
 cancels: $(STAMPS)/dev-checkout
 	$(BIN)/python -m bench.random_cancels $(ARGS)

@@ -2,7 +2,7 @@
 
     python -m bench.audit_log [MESSAGES] [PATH]
 
-Fills the tables, keeps the file when PATH is given, and prints p50 and p95 of a page of 50 and each query plan.
+The log is that of `bench.big_log`, kept when PATH is given. Prints p50 and p95 of a page of 50 and each query plan.
 """
 
 import asyncio
@@ -10,92 +10,26 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import create_engine, insert, text
+from sqlalchemy import text
 from sqlalchemy.dialects import sqlite
 
-from app.agent.ids import new_id
 from app.sessions.audit import MessageFilter, Page
 from app.store.database import Database
 from app.store.messages import MESSAGE_ORDERS, SqlAuditStore
-from app.store.migrate import upgrade
 from app.store.pages import Question, question
 from app.store.tables import messages
+from bench.big_log import build
+from bench.stories import LARGEST
+from tests.store.facts import START
 
-TENANT = "default"
-START = 1_800_000_000_000_000
-AGENTS = [f"agent_{number}" for number in range(20)]
-RUN = 20  # messages
-SESSION = 200
-LONG = "ses_long"  # every tenth message: one session with a tenth of everything
-CHUNK = 20_000
+AGENT = "lead_3"
 CALLS = 200
-ROLES = ("assistant", "tool")
-
-
-def rows(count: int) -> Iterator[dict[str, Any]]:
-    """Messages of runs with one tool call a step, 600 bytes each."""
-    content = "a log line of some length that says what was found there. " * 10
-    session, run, long_run, long_seq = "", "", "", 0
-    for number in range(count):
-        if number % SESSION == 0:
-            session = new_id("ses")
-        if number % RUN == 0:
-            run, long_run = new_id("run"), new_id("run")
-        long = number % 10 == 9
-        long_seq += long
-        role = "system" if number % RUN == 0 else "user" if number % RUN == 1 else ROLES[number % 2]
-        yield {
-            "tenant_id": TENANT if number % 50 else "other",
-            "id": new_id("msg"),
-            "session_id": LONG if long else session,
-            "seq": long_seq if long else number % SESSION + 1,
-            "memory_id": long_run if long else run,
-            "memory_seq": number % RUN + 1,
-            "run_id": long_run if long else run,
-            "agent": AGENTS[number // RUN % len(AGENTS)],
-            "name": None,
-            "is_subagent": False,
-            "depth": 0,
-            "turn": 0,
-            "step": number % RUN // 2,
-            "sub": number % 2,
-            "role": role,
-            "content": content,
-            "reasoning": None,
-            "tool_calls": None,
-            "tool_call_id": "call" if role == "tool" else None,
-            "tool": ("read_file", "grep", "glob")[number // 2 % 3] if role == "tool" else None,
-            "is_error": False,
-            "tokens": 120,
-            "metadata": None,
-            "ts": START + number * 1000,
-        }
-
-
-def fill(path: Path, count: int) -> None:
-    """Make the store."""
-    upgrade(path)
-    engine = create_engine(f"sqlite:///{path}")
-    begun = time.perf_counter()
-    with engine.connect() as connection:
-        connection.execute(text("PRAGMA synchronous=OFF"))
-        connection.commit()
-        source = rows(count)
-        while chunk := list(islice(source, CHUNK)):
-            connection.execute(insert(messages), chunk)
-            connection.commit()
-        connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))
-    engine.dispose()
-    took = time.perf_counter() - begun
-    size = path.stat().st_size / 2**20
-    print(f"{count} messages in {took:.0f} s ({took / count * 1e6:.0f} µs each), {size:.0f} MiB")
+_MIDDLE = text("SELECT * FROM messages WHERE row_id >= :n AND tenant_id = :tenant LIMIT 1")
+_LONGEST = text("SELECT id, next_seq FROM sessions WHERE tenant_id = :tenant ORDER BY next_seq DESC LIMIT 1")
 
 
 def plan(path: Path, asked: Question) -> str:
@@ -112,7 +46,7 @@ async def measure(store: SqlAuditStore, name: str, filters: MessageFilter, curso
     page = Page(items=())
     for _ in range(CALLS):
         begun = time.perf_counter()
-        page = await store.messages(TENANT, filters, cursor=cursor, limit=50)
+        page = await store.messages(LARGEST, filters, cursor=cursor, limit=50)
         times.append(time.perf_counter() - begun)
     times.sort()
     p50, p95 = (times[int(len(times) * share)] * 1000 for share in (0.5, 0.95))
@@ -124,31 +58,36 @@ async def read(path: Path, count: int) -> None:
     database = Database(path)
     await database.open()
     store = SqlAuditStore(database.reader)
-    middle = await database.reader.row(text("SELECT * FROM messages WHERE row_id = :n"), {"n": count // 2})
+    middle = await database.reader.row(_MIDDLE, {"n": count // 2, "tenant": LARGEST})
+    longest = await database.reader.row(_LONGEST, {"tenant": LARGEST})
     assert middle is not None
+    assert longest is not None
+    long = longest["id"]
     questions = {
-        "long session": MessageFilter(session_id=LONG),
+        "long session": MessageFilter(session_id=long),
         "session": MessageFilter(session_id=middle["session_id"]),
         "run": MessageFilter(run_id=middle["run_id"]),
-        "agent": MessageFilter(agent=AGENTS[3]),
+        "agent": MessageFilter(agent=AGENT),
         "tool": MessageFilter(tool="grep"),
         "all": MessageFilter(),
-        "agent + role": MessageFilter(agent=AGENTS[3], role="assistant"),
-        "agent + role that it has not": MessageFilter(agent=AGENTS[3], role="nobody"),
-        "role + time": MessageFilter(role="user", since=START, until=START + count * 500),
-        "long session + agent": MessageFilter(session_id=LONG, agent=AGENTS[3]),
+        "agent + role": MessageFilter(agent=AGENT, role="assistant"),
+        "agent + role that it has not": MessageFilter(agent="clerk", role="tool"),
+        "role + time": MessageFilter(role="user", since=START, until=middle["ts"]),
+        "long session + agent": MessageFilter(session_id=long, agent="scout_1"),
     }
     for name, filters in questions.items():
         newest = replace(filters, newest_first=True)
-        given = {key for key in ("session_id", "run_id", "agent", "tool") if getattr(filters, key)}
-        asked = question(messages, MESSAGE_ORDERS, dict.fromkeys(given, 1), True)
-        deep = asked.cursor({**middle, "seq": count // 20 if filters.session_id == LONG else middle["seq"]})
+        names = ("session_id", "run_id", "agent", "tool", "role", "since", "until")
+        given = {name: 1 for name in names if getattr(filters, name) is not None}
+        asked = question(messages, MESSAGE_ORDERS, given, True)
+        deep = asked.cursor(
+            {**middle, "seq": longest["next_seq"] // 2 if filters.session_id == long else middle["seq"]}
+        )
         await measure(store, f"{name}, newest", newest, None)
         await measure(store, f"{name}, deep", newest, deep)
-        given |= {key for key in ("role", "since", "until") if getattr(filters, key)}
-        print("    " + plan(path, replace(asked, given=frozenset(given), after=True)))
+        print("    " + plan(path, replace(asked, after=True)))
     begun = time.perf_counter()
-    counted = (await store.count(TENANT, MessageFilter())).count
+    counted = (await store.count(LARGEST, MessageFilter())).count
     print(f"count of all: {counted} in {(time.perf_counter() - begun) * 1000:.1f} ms")
     await database.close()
 
@@ -158,7 +97,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(directory) / "audit.db"
         if not path.exists():
-            fill(path, count)
+            build(path, count)
         asyncio.run(read(path, count))
 
 

@@ -41,10 +41,10 @@ def database_of(folder: Path) -> Path:
     return folder / "service.db"
 
 
-def build(path: Path, messages: int, seed: int = 1) -> int:
+def build(path: Path, messages: int, seed: int = 1, *, written: int = WRITTEN) -> int:
     """Write a log of about so many messages into a new database, without waiting for the disk; the number of its
-    events. What is beyond `WRITTEN` are copies. The indexes are made in the end, in a third of the time."""
-    copies = (messages - 1) // WRITTEN
+    events. What is beyond `written` are copies. The indexes are made in the end, in a third of the time."""
+    copies = (messages - 1) // written
     upgrade(path)
     indexes = _indexes(path)
     _run_all(path, [f"DROP INDEX {name}" for name in indexes])

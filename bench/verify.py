@@ -2,81 +2,34 @@
 
     python -m bench.verify [EVENTS] [PATH]
 
-Makes the log by plain inserts with right hashes, keeps the file when PATH is given, and prints events a second: for
-sessions of 45 events (that of the job in README.md) and for one long session, without and with `audit.key`.
+The log is that of `bench.big_log`, kept when PATH is given. Prints events a second: of all sessions and of the longest
+one, without and with `audit.key`.
 """
 
-import sqlite3
 import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from app.agent.ids import new_id
-from app.store.chain import GENESIS, Head, digest, link, seal
+from sqlalchemy import Connection, text
+
+from app.sessions.verifying import Checked
 from app.store.database import looking_connection
 from app.store.location import locate
-from app.store.migrate import upgrade
 from app.store.verifying import Chains
-from app.wire import timestamp
+from bench.big_log import KEY, build
 
-KEY = b"k" * 32
-START = 1_800_000_000_000_000
-SHORT = 45  # events of a session
-CHUNK = 20_000
-DATA = b'{"message_id":"msg_01","role":"assistant","content":"%b"}' % (b"what was found there. " * 20)
+EVENTS_OF_A_MESSAGE = 2
 
 
-def session(events: int, ts: int) -> tuple[tuple[Any, ...], Iterator[tuple[Any, ...]]]:
-    """The row of a session, and its events."""
-    session_id, run_id = new_id("ses"), new_id("run")
-    rows: list[tuple[Any, ...]] = []
-    previous = GENESIS
-    for seq in range(1, events + 1):
-        moment = timestamp(ts + seq * 1000)
-        envelope = (
-            f'{{"id":{seq},"type":"message","v":1,"ts":"{moment}","session_id":"{session_id}","run_id":"{run_id}",'
-            '"run":1,"agent":"lead","depth":0,"path":[1],"step":1}'
-        ).encode()
-        inner = digest(DATA)
-        previous = link(previous, envelope, inner)
-        rows.append((session_id, seq, "message", run_id, ts + seq * 1000, envelope, DATA, inner, previous))
-    head = Head(events + 1, previous)
-    return (session_id, ts, ts, head.next_seq, head.hash, seal(KEY, head)), iter(rows)
-
-
-def fill(path: Path, count: int, each: int) -> None:
-    """Make the store."""
-    upgrade(path)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA synchronous=OFF")
-        for number in range(max(1, count // each)):
-            row, rows = session(each, START + number * each * 1000)
-            with connection:
-                connection.execute(
-                    "INSERT INTO sessions (id, created_at, updated_at, next_seq, head_hash, head_mac)"
-                    " VALUES (?, ?, ?, ?, ?, ?)",
-                    row,
-                )
-                while chunk := list(islice(rows, CHUNK)):
-                    connection.executemany(
-                        "INSERT INTO events (session_id, seq, type, run_id, ts, envelope, data, data_digest, hash)"
-                        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                        chunk,
-                    )
-
-
-def measure(path: Path, name: str, key: bytes | None) -> None:
-    """Verify everything, once."""
-    with closing(looking_connection(locate(path))) as connection:
-        begun, cpu = time.perf_counter(), time.process_time()
-        found = [checked for _, _, checked in Chains(connection, key).all()]
-        took, cpu = time.perf_counter() - begun, time.process_time() - cpu
+def measure(name: str, look: Callable[[], Iterable[Checked]]) -> None:
+    """Verify once."""
+    begun, cpu = time.perf_counter(), time.process_time()
+    found = list(look())
+    took, cpu = time.perf_counter() - begun, time.process_time() - cpu
     events = sum(checked.place.seq for checked in found)
     assert not [checked.flaw for checked in found if checked.flaw is not None]
     print(
@@ -85,28 +38,29 @@ def measure(path: Path, name: str, key: bytes | None) -> None:
     )
 
 
-def memory(path: Path) -> None:
-    """What a check needs at most."""
-    with closing(looking_connection(locate(path))) as connection:
-        tracemalloc.start()
-        for _ in Chains(connection, None).all():
-            pass
-        print(f"{'memory of it at most':<34} {tracemalloc.get_traced_memory()[1] / 2**20:.1f} MiB")
-        tracemalloc.stop()
+def verify(connection: Connection) -> None:
+    """All that is measured of one log."""
+    longest = "SELECT tenant_id, id FROM sessions ORDER BY next_seq DESC LIMIT 1"
+    tenant, session = connection.execute(text(longest)).one()
+    for key, label in ((None, ""), (KEY, ", with the key")):
+        chains = Chains(connection, key)
+        measure(f"all sessions{label}", lambda chains=chains: (checked for _, _, checked in chains.all()))
+        measure(f"the longest session{label}", lambda chains=chains: filter(None, [chains.check(tenant, session)]))
+    tracemalloc.start()
+    for _ in Chains(connection, None).all():
+        pass
+    print(f"{'memory of it at most':<34} {tracemalloc.get_traced_memory()[1] / 2**20:.1f} MiB")
+    tracemalloc.stop()
 
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 500_000
     with tempfile.TemporaryDirectory() as directory:
-        home = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(directory)
-        for name, each in (("short", SHORT), ("long", count)):
-            path = home / f"verify-{name}.db"
-            if not path.exists():
-                fill(path, count, each)
-            label = f"sessions of {SHORT} events" if name == "short" else "one session"
-            measure(path, label, None)
-            measure(path, f"{label}, with the key", KEY)
-        memory(path)
+        path = (Path(sys.argv[2]) if len(sys.argv) > 2 else Path(directory)) / "verify.db"
+        if not path.exists():
+            build(path, count // EVENTS_OF_A_MESSAGE)
+        with closing(looking_connection(locate(path))) as connection:
+            verify(connection)
 
 
 if __name__ == "__main__":

@@ -220,13 +220,13 @@ class Replay:
     """C10: all rows are what the log leads to. Sends every event through the writer and its projection into a fresh
     database and compares the tables, but for the numbers of rows that follow from the order of commits."""
 
-    def __init__(self, original: Path) -> None:
+    def __init__(self, original: Path, key: bytes = AUDIT_KEY.encode()) -> None:
         self._original = original
         self._fresh = original.with_name("replayed.db")
         for path in self._fresh.parent.glob("replayed.db*"):
             path.unlink()
         upgrade(self._fresh)
-        self._writer = Database(self._fresh, synchronous="NORMAL").writer(replaced, audit_key=AUDIT_KEY.encode())
+        self._writer = Database(self._fresh, synchronous="NORMAL").writer(replaced, audit_key=key)
 
     def close(self) -> None:
         """Let the files go."""
