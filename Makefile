@@ -9,7 +9,10 @@ WORKERS ?= 3
 ARGS ?=
 # The resolver behind `make lock`. It is not part of the project's environment.
 UV_VERSION := 0.13.9
+# What makes requests from the OpenAPI document for `make fuzz`.
+SCHEMATHESIS_VERSION := 4.32.5
 
+SCHEMATHESIS := .make/schemathesis/bin/schemathesis
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
@@ -120,7 +123,14 @@ cancels: $(STAMPS)/dev-checkout
 chaos: $(STAMPS)/dev-checkout
 	$(BIN)/python -m bench.chaos $(ARGS)
 
-fuzz: $(STAMPS)/dev-checkout
+# In an environment of its own, like the resolver: its releases ask for other versions of libraries than the service does.
+$(SCHEMATHESIS): Makefile
+	$(PYTHON) -m venv .make/schemathesis
+	.make/schemathesis/bin/python -m pip install -qq --disable-pip-version-check --only-binary :all: \
+		schemathesis==$(SCHEMATHESIS_VERSION)
+	@touch $@
+
+fuzz: $(STAMPS)/dev-checkout $(SCHEMATHESIS)
 	$(BIN)/python -m bench.fuzz $(ARGS)
 
 # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────

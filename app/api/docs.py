@@ -62,9 +62,12 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         shapes.update(_problem_shapes())
         for name in ("HTTPValidationError", "ValidationError"):
             shapes.pop(name, None)
+        refusals = {str(status): shape for status, shape in problems(413, 415).items()}
         for path, operations in schema["paths"].items():
-            for operation in operations.values():
+            for method, operation in operations.items():
                 operation["security"] = [{"key": []}] if needs_key(path) else []
+                if method in ("post", "put", "patch"):  # whether or not it takes a body: one may come
+                    operation["responses"] = refusals | operation["responses"]
     assert app.openapi_schema is not None
     return app.openapi_schema
 

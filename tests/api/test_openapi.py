@@ -36,6 +36,16 @@ def strict(schema: Any) -> Any:
     return closed
 
 
+async def test_whatever_may_come_with_a_body_says_that_the_body_may_be_refused(http: httpx.AsyncClient) -> None:
+    paths = (await openapi(http))["paths"]
+    found = {method: [path for path in paths if method in paths[path]] for method in ("post", "put", "patch")}
+    for method, path in ((method, path) for method, given in found.items() for path in given):
+        assert {"413", "415"} <= paths[path][method]["responses"].keys(), (method, path)
+    answer = await http.post("/v1/agents/reload", content="x", headers={"content-type": "text/plain"})
+    assert answer.status_code == 415
+    assert all(found.values())
+
+
 SESSION = {
     "thinking": "on",
     "budget": {"tokens": 100_000, "max_concurrent": 2},

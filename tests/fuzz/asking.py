@@ -146,7 +146,8 @@ BODIES: Mapping[str, Sequence[Any]] = {
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """One request. `leaves`: after how many times that the application wants to read from or send to the client it is
-    gone, None: never. `foreign`: the path names something of another tenant, with a key of this one."""
+    gone, None: never. `route`: of which path of the document it is, if of one. `foreign`: the path names something of
+    another tenant, with a key of this one."""
 
     method: str
     path: str
@@ -156,6 +157,7 @@ class Asked:
     leaves: int | None
     pieces: int = 1
     foreign: bool = False
+    route: str = ""
 
     def told(self) -> str:
         """For people who want to send it again."""
@@ -202,6 +204,7 @@ class Asking:
             leaves=rng.randrange(6) if rng.random() < 0.2 else None,
             pieces=rng.choice((1, 1, 1, 2, 7)),
             foreign=foreign and not odd,
+            route="" if odd else path,
         )
 
     @staticmethod

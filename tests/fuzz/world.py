@@ -28,6 +28,7 @@ from app.wiring import Wired, build
 from tests.cancels.leftovers import store_problems
 from tests.fuzz.asking import Asking, Tenant
 from tests.fuzz.checks import Listening, faults
+from tests.fuzz.document import Document
 from tests.fuzz.playing import Exchange
 from tests.fuzz.seeded import TENANTS, Known, environment, seed, start
 
@@ -78,6 +79,7 @@ class Fuzz:
         self._tenants = tenants
         self._report = report
         self._asking = Asking(app.openapi())
+        self._document = Document(app.openapi())
         self._waiting: set[asyncio.Task[None]] = set()
 
     def http(self, tenant: Tenant) -> httpx.AsyncClient:
@@ -124,8 +126,12 @@ class Fuzz:
         self._report.requests += 1
         self._report.statuses[answered.status] += 1
         self._report.left += left
-        found = faults(exchange.asked, answered, left=left)
-        self._report.violations += [f"{fault}\n    {exchange.asked.told()}" for fault in found]
+        asked = exchange.asked
+        found = faults(asked, answered, left=left)
+        if not left and not found:
+            kind = answered.headers.get("content-type", "")
+            found = self._document.faults(asked.method, asked.route, answered.status, kind, answered.body)
+        self._report.violations += [f"{fault}\n    {asked.told()}" for fault in found]
         if answered.status < 300:
             tenant.known.learn(answered.body.decode("utf-8", "replace"))
 
