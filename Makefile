@@ -21,7 +21,7 @@ LOCKED := $(PIP_INSTALL) --require-hashes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install local check format test test-long run demo bench cancels chaos fuzz big-log lock clean
+.PHONY: help install local check format test test-long run demo bench cancels chaos fuzz big-log readers soak lock clean
 
 help:
 	@echo "make install   environment for development, in $(VENV)"
@@ -37,6 +37,8 @@ help:
 	@echo "make cancels   a thousand cancels at random moments; ARGS='--seed 7' repeats some"
 	@echo "make chaos     two hundred kills of a loaded server; ARGS='--kills 20 --trees 40' for fewer"
 	@echo "make fuzz      requests, connections and sequences that no client should send; ARGS='--seed 7' repeats some"
+	@echo "make readers   browsers, node, curl and httpx behind nginx on lines that are cut; ARGS='--cuts 10' for fewer"
+	@echo "make soak      five minutes of load, and what has grown; ARGS='--minutes 30' for more"
 	@echo "make lock      renew the lock files; UPGRADE=1 takes newer releases"
 	@echo "make clean     remove what tools and builds leave; $(VENV) stays"
 
@@ -132,6 +134,15 @@ $(SCHEMATHESIS): Makefile
 
 fuzz: $(STAMPS)/dev-checkout $(SCHEMATHESIS)
 	$(BIN)/python -m bench.fuzz $(ARGS)
+bench/readers/node_modules: bench/readers/package-lock.json
+	npm ci --prefix bench/readers --no-audit --no-fund --ignore-scripts
+	@touch $@
+
+readers: $(STAMPS)/dev-checkout bench/readers/node_modules
+	$(BIN)/python -m bench.readers $(ARGS)
+
+soak: $(STAMPS)/dev-checkout
+	$(BIN)/python -m bench.soak $(ARGS)
 
 # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
 
