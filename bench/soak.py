@@ -68,11 +68,13 @@ class Seen:
         assert self.after is not None
         (was, tasks_was), (now, tasks_now) = self.before, self.after
         memory = [rss / MIB for _, rss in self.samples]
+        halves = [f"{memory[at]:.0f}" for at in range(0, len(memory), int(30 / LOOK_S))]
         return (
             f"{self.runs} runs, {self.events} events read, {self.drops} drops of readers, "
             f"{self.gaps} gaps, {self.repeats} repeats\n"
             f"memory {was.rss / MIB:.0f} MiB before, {max(memory):.0f} most, {now.rss / MIB:.0f} after, "
-            f"{self.slope_mib(minutes):+.2f} MiB a minute after the warm-up\n"
+            f"{self.slope_mib(minutes):+.2f} MiB a minute after the warm-up; "
+            f"each half minute {' '.join(halves)}\n"
             f"files {was.files} → {now.files}, threads {was.threads} → {now.threads}, tasks {tasks_was} → {tasks_now}, "
             f"write-ahead log at most {self.wal / MIB:.1f} MiB"
         )

@@ -19,7 +19,7 @@ http {{
   uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
   server {{
     listen 127.0.0.1:{port};
-    location / {{ proxy_pass {upstream}; }}
+    {location}
   }}
 }}
 """
@@ -34,12 +34,13 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def nginx(folder: Path, upstream: str) -> AsyncIterator[int]:
-    """An nginx with a plain `proxy_pass` to the service; its port."""
+async def nginx(folder: Path, upstream: str, location: str | None = None) -> AsyncIterator[int]:
+    """An nginx with a plain `proxy_pass` to the service, or with this location; its port."""
     assert NGINX is not None
     port = free_port()
     config = folder / "nginx.conf"
-    config.write_text(CONFIG.format(folder=folder, port=port, upstream=upstream))
+    location = location or f"location / {{ proxy_pass {upstream}; }}"
+    config.write_text(CONFIG.format(folder=folder, port=port, location=location))
     process = await asyncio.create_subprocess_exec(
         NGINX, "-p", str(folder), "-e", str(folder / "nginx.log"), "-c", str(config), stdin=asyncio.subprocess.DEVNULL
     )
