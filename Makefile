@@ -21,7 +21,7 @@ LOCKED := $(PIP_INSTALL) --require-hashes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install local check format test test-long run demo bench cancels chaos fuzz big-log readers soak lock clean
+.PHONY: help install local check format test test-long run demo bench cancels chaos fuzz big-log readers soak slow-readers backup lock clean
 
 help:
 	@echo "make install   environment for development, in $(VENV)"
@@ -38,6 +38,8 @@ help:
 	@echo "make chaos     two hundred kills of a loaded server; ARGS='--kills 20 --trees 40' for fewer"
 	@echo "make fuzz      requests, connections and sequences that no client should send; ARGS='--seed 7' repeats some"
 	@echo "make readers   browsers, node, curl and httpx behind nginx on lines that are cut; ARGS='--cuts 10' for fewer"
+	@echo "make slow-readers   a hundred readers that stop reading, beside others that go on"
+	@echo "make backup    copies of a loaded database, and what readers see after one is restored"
 	@echo "make soak      five minutes of load, and what has grown; ARGS='--minutes 30' for more"
 	@echo "make lock      renew the lock files; UPGRADE=1 takes newer releases"
 	@echo "make clean     remove what tools and builds leave; $(VENV) stays"
@@ -134,12 +136,19 @@ $(SCHEMATHESIS): Makefile
 
 fuzz: $(STAMPS)/dev-checkout $(SCHEMATHESIS)
 	$(BIN)/python -m bench.fuzz $(ARGS)
+
 bench/readers/node_modules: bench/readers/package-lock.json
 	npm ci --prefix bench/readers --no-audit --no-fund --ignore-scripts
 	@touch $@
 
 readers: $(STAMPS)/dev-checkout bench/readers/node_modules
 	$(BIN)/python -m bench.readers $(ARGS)
+
+slow-readers: $(STAMPS)/dev-checkout
+	$(BIN)/python -m bench.slow_readers $(ARGS)
+
+backup: $(STAMPS)/dev-checkout
+	$(BIN)/python -m bench.backup $(ARGS)
 
 soak: $(STAMPS)/dev-checkout
 	$(BIN)/python -m bench.soak $(ARGS)

@@ -83,7 +83,7 @@ class Stream(Group):
     send_timeout_s: float = Field(30.0, gt=0)
     max_readers: int = Field(4000, ge=1)
     max_per_owner: int = Field(200, ge=1)
-    buffer_bytes: int = Field(1 << 20, ge=1 << 14)
+    buffer_bytes: int = Field(512 << 10, ge=1 << 14)
 
 
 class ModelProfile(Group):

@@ -23,7 +23,7 @@ from tests.service import WAIT_S, Service, serving
 
 MIB = 1 << 20
 SLOPE_MIB, WAL_MIB, SPARE = 1.0, 16, 2  # a minute; of files, threads and tasks
-WARM_UP = 0.3  # of the time: caches fill, the allocator finds its size
+WARM_UP = 0.5  # of the time: caches of sessions and runs fill, the allocator finds its size
 LOOK_S = 1.0
 
 

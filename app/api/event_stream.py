@@ -5,6 +5,8 @@ Knows neither events nor who asks.
 
 import asyncio
 import logging
+import socket
+import struct
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
@@ -19,6 +21,7 @@ from app.api.middleware import HEAD
 log = logging.getLogger(__name__)
 
 PING = b": ping\n\n"
+AT_ONCE = struct.pack("ii", 1, 0)  # linger for 0 s
 
 
 class EventStream(EventSourceResponse):
@@ -129,6 +132,9 @@ def _cut(receive: Receive, watch: asyncio.Task[None]) -> None:
     """Drop a connection whose client does not read. Closing it properly would wait for that client."""
     transport: Any = getattr(getattr(receive, "__self__", None), "transport", None)
     if transport is not None:
+        raw = transport.get_extra_info("socket")
+        if raw is not None:  # a reset: else the kernel keeps for minutes what was not sent
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
         transport.abort()  # the server then tells that the client is gone
     else:
         watch.cancel()

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from app.agent.events import FINAL_TYPES, Ended, Event, Lagging, TextSnapshot
 from app.agent.runs import Run
 
-MAX_BYTES = 1 << 20  # per reader; beyond, it reads on from the log
+MAX_BYTES = 512 << 10  # per reader; beyond, it reads on from the log
+EVENT_BYTES = 512  # of an event, beside what is sent of it
 _STEP_ENDS = frozenset({"step.completed", "step.started", "step.retried"}) | FINAL_TYPES
 _TEXTS = frozenset({"text.delta", "reasoning.delta", "tool.arguments.delta", "tool.progress"})
 
@@ -91,7 +92,7 @@ class Reader:
             self._dropped += sum(1 for event in events if not event.seq)
             return
         self._queue.extend(events)
-        self._bytes += sum(len(event.data) + len(event.envelope) for event in events)
+        self._bytes += sum(len(event.data) + len(event.envelope) + EVENT_BYTES for event in events)
         if self._bytes > self._limit:
             self._dropped = sum(1 for event in self._queue if not event.seq)
             self._queue = []

@@ -31,6 +31,7 @@ from app.wiring import Refused, Wired, build
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+SEND_BUFFER = 256 << 10  # bytes in the kernel for each connection, which else grow to megabytes for one that stalls
 GC_THRESHOLD = 20_000  # objects, against Python's 700
 SWITCH_S = 0.0005  # the event loop asks for the interpreter after every system call; the writer must give it soon
 DRAIN_S = 15.0  # beyond the grace: interrupting runs and storing what they said
@@ -114,6 +115,7 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections take it over
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)

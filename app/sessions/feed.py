@@ -5,7 +5,7 @@ Gives ready server-sent-event bytes; knows no HTTP. A reader that falls behind i
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from app.wire import Envelope, decode, event_json, frame, read_envelope, transie
 
 CURSOR_EVERY_S = 15.0  # an id-only frame moves the cursor of a filtered stream at least this often
 PAGE = 500
+CHUNK_BYTES = 64 << 10  # of frames that are joined: so much, and one frame, is copied for a reader that does not read
 RETRY_MS = 1000
 CLOSING_RETRY_MS = (500, 5000)  # one after the other: whoever starts again must not meet all of them at once
 
@@ -188,8 +189,7 @@ class EventFeed:
                     opening = b""
                 while not eye.ended:
                     batch = await reader.next()
-                    chunk = self._frames(eye, batch) if batch else self._cursor_frame(eye)
-                    if chunk:
+                    for chunk in self._frames(eye, batch) if batch else self._cursor_frame(eye):
                         yield chunk
             except Lagging as lag:
                 if lag.deltas and view.deltas:
@@ -232,8 +232,7 @@ class EventFeed:
                 break
             if await self._is_cut(eye, page[0].seq):
                 yield transient_frame("stream.reset", events.StreamReset(head=eye.head, oldest=eye.oldest))
-            chunk = self._frames(eye, page)
-            if chunk:
+            for chunk in self._frames(eye, page):
                 yield chunk
         if not eye.ended and view.deltas:
             shots = [
@@ -290,19 +289,25 @@ class EventFeed:
         return head if head is not None else await self._log.head(view.tenant, view.session_id)
 
     @staticmethod
-    def _cursor_frame(eye: _Eye) -> bytes:
+    def _cursor_frame(eye: _Eye) -> Sequence[bytes]:
+        """The frame that only moves the cursor, if it has to be moved."""
         if eye.cursor <= eye.shown:
-            return b""
+            return ()
         eye.shown = eye.cursor
-        return b"id: %d\n\n" % eye.cursor
+        return (b"id: %d\n\n" % eye.cursor,)
 
-    def _frames(self, eye: _Eye, batch: Sequence[Event | StoredEvent]) -> bytes:
-        """The frames of a batch that the view lets through; moves the cursor."""
+    def _frames(self, eye: _Eye, batch: Sequence[Event | StoredEvent]) -> Iterator[bytes]:
+        """The frames of a batch that the view lets through, joined; moves the cursor."""
         parts: list[bytes] = []
+        size = 0
         for event in batch:
+            if size >= CHUNK_BYTES:
+                yield b"".join(parts)
+                parts, size = [], 0
             if not event.seq:
                 if eye.view.deltas and self._sees_delta(eye, event):
                     parts.append(frame(event))
+                    size += len(parts[-1])
                 continue
             if event.seq <= eye.cursor:
                 continue  # it came from the log already
@@ -320,9 +325,12 @@ class EventFeed:
                     eye.shown = event.seq
             if eye.ends(kind, run_id, event.data, event.seq >= (self._journal.head(eye.view.session_id) or eye.head)):
                 eye.ended = True
-                parts.append(self._cursor_frame(eye))  # the end itself may be left out: who comes again must get 204
+                parts += self._cursor_frame(eye)  # the end itself may be left out: who comes again must get 204
                 break
-        return b"".join(parts)
+            if parts:
+                size += len(event.data) + len(event.envelope)
+        if parts:
+            yield b"".join(parts)
 
     @staticmethod
     def _sees_delta(eye: _Eye, event: Event | StoredEvent) -> bool:

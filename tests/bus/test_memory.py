@@ -111,7 +111,7 @@ async def test_texts_of_different_calls_of_a_step_are_told_apart_in_snapshots() 
 
 @pytest.mark.spec("11.5")
 async def test_a_reader_that_falls_behind_is_told_how_many_deltas_it_lost_and_costs_no_memory() -> None:
-    bus, session = MemoryBus(max_bytes=1000), Session()
+    bus, session = MemoryBus(max_bytes=4000), Session()
     slow, quick = bus.subscribe("ses_x", head=0), bus.subscribe("ses_x", head=0)
     seen: list[Event] = []
     for _ in range(50):

@@ -60,7 +60,7 @@ READERS = st.tuples(st.integers(0, 40), st.integers(0, 40), st.lists(st.integers
 STORY = st.lists(st.sampled_from(["record", "emit", "emit", "step", "yield", "yield", "flush"]), max_size=40)
 
 
-@given(STORY, st.lists(READERS, min_size=1, max_size=4), st.sampled_from([40, 600, 1 << 20]), st.booleans())
+@given(STORY, st.lists(READERS, min_size=1, max_size=4), st.sampled_from([40, 3000, 1 << 20]), st.booleans())
 @settings(max_examples=60, deadline=None)
 @pytest.mark.spec("11.1", "11.3", "11.5")
 async def test_any_reader_sees_exactly_what_follows_its_cursor_once_and_in_order(
