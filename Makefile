@@ -21,7 +21,8 @@ LOCKED := $(PIP_INSTALL) --require-hashes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install local check format test test-long run demo bench cancels chaos fuzz big-log readers soak slow-readers backup lock clean
+.PHONY: help install local check format test test-long run demo bench big-log cancels chaos fuzz readers \
+	slow-readers backup soak trouble lock clean
 
 help:
 	@echo "make install   environment for development, in $(VENV)"
@@ -41,6 +42,7 @@ help:
 	@echo "make slow-readers   a hundred readers that stop reading, beside others that go on"
 	@echo "make backup    copies of a loaded database, and what readers see after one is restored"
 	@echo "make soak      five minutes of load, and what has grown; ARGS='--minutes 30' for more"
+	@echo "make trouble   a loaded server whose store is locked, full, slow, damaged or gone"
 	@echo "make lock      renew the lock files; UPGRADE=1 takes newer releases"
 	@echo "make clean     remove what tools and builds leave; $(VENV) stays"
 
@@ -152,6 +154,9 @@ backup: $(STAMPS)/dev-checkout
 
 soak: $(STAMPS)/dev-checkout
 	$(BIN)/python -m bench.soak $(ARGS)
+
+trouble: $(STAMPS)/dev-checkout
+	$(BIN)/python -m bench.store_trouble $(ARGS)
 
 # ── upkeep ───────────────────────────────────────────────────────────────────────────────────────
 

@@ -81,7 +81,7 @@ class Server(Service):
     def __init__(
         self, folder: Path, recorder: Recorder, *, model_url: str, cold: bool = False, recovery: str | None = None
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         env = {
             "OPENAI_BASE_URL": model_url,
             "OPENAI_API_KEY": "test",
@@ -192,7 +192,7 @@ def _zombie(pid: int) -> bool:
         return True
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port of 127.0.0.1 that nobody has."""
     dice = random.Random()
     while True:
