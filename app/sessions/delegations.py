@@ -89,7 +89,7 @@ class Delegations:
         await asyncio.wait((ids, task), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()  # raises what kept it from starting
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=session.id)
         return Delegated(session=session, background=background, after=after, ids=ids, result=task)
 
     async def _session_of(self, tenant: str, given: DelegationInput) -> Session | None:

@@ -44,7 +44,7 @@ class FollowUps:
                 f"run {run_id} has {MAX_UNREAD} messages that it has not read: wait until it has", code="inbox_full"
             )
         posted = notices.post(session, run, NoticeKind.MESSAGE, content, scope=run)
-        await self._journal.flush(TAKE_S)  # like `committed`, with a bound
+        await self._journal.flush(TAKE_S, of=session.id)  # like `committed`, with a bound
         shown = await self._sessions.run(tenant, run_id)
         return {"notice_id": posted.payload["notice_id"], "run_id": run_id, "status": shown["status"]}
 

@@ -75,11 +75,12 @@ class Inbox:
             )
         if self._approvals.find(tenant, approval_id) is None:
             await self._put_again(tenant, approval_id)
+        question = self._approvals.find(tenant, approval_id)
         try:
             self._approvals.answer(tenant, approval_id, answer)
         except NotFound:  # its time is over, or its run is ending, in this very moment
             raise await self._settled(tenant, approval_id) from None
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=None if question is None else question.session.id)
         return approval_view(await self._row(tenant, approval_id))
 
     async def _put_again(self, tenant: str, approval_id: str) -> None:

@@ -35,6 +35,7 @@ END_S = 2.0  # for the writer's thread to end
 IDLE_STREAMS = 1_000  # sessions without open work whose numbers are kept at hand
 RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 1.0  # so that a store that is back is at work again within 2 s
+MENDED_S = 10.0  # between two tries to store what the store is damaged for
 EVENT_BYTES = 2048  # what an event that waits takes beside its text: objects, names, a payload that was read
 _FINAL = events.FINAL_TYPES
 
@@ -118,6 +119,8 @@ class Journal:
         self._paused = self._sealed = False
         self._handed_at = 0.0  # when the writer got the batch that it has
         self._failed: str | None = None
+        self._held: dict[str, list[Event]] = {}  # of sessions whose place in the store is broken, in order
+        self._damaged: dict[str, str] = {}  # those sessions, and the reason
         self._settling: set[asyncio.Future[None]] = set()
         self.failures = 0
 
@@ -187,6 +190,25 @@ class Journal:
             if silent > SILENT_S:
                 return f"the store has not answered for {silent:.0f} s"
         return self._failed
+
+    @property
+    def damage(self) -> str | None:
+        """Which part of the store takes nothing, while the rest does; None when all of it does."""
+        if not self._damaged:
+            return None
+        session_id, reason = next(iter(self._damaged.items()))
+        more = f" and {len(self._damaged) - 1} more" if len(self._damaged) > 1 else ""
+        return f"session {session_id}{more} cannot be stored, the others can: {reason}"
+
+    def need_whole(self, session_id: str) -> None:
+        """Raises `Unavailable` when the store is broken where a session is kept: nothing is begun in it."""
+        reason = self._damaged.get(session_id)
+        if reason is not None:
+            raise Unavailable(
+                f"the store is damaged where session {session_id} is kept: {reason}",
+                code="store_damaged",
+                retry_after_s=60,
+            )
 
     def need_room(self) -> None:
         """Raises `Unavailable` while too much waits to be written already."""
@@ -351,16 +373,19 @@ class Journal:
             self._timer = self._loop.call_later(0, self._begin)
         await row.done
 
-    async def flush(self, timeout_s: float | None = None) -> None:
+    async def flush(self, timeout_s: float | None = None, *, of: str | None = None) -> None:
         """Wait until everything that was recorded before is stored. Raises `Unavailable` when that takes too long;
         it is stored all the same when the store is back; and with `timeout_s`, which is somebody who wants to be sure
-        of what was recorded, also after `seal`."""
+        of what was recorded, also after `seal`. Sessions for which the store is damaged are not waited for; who needs
+        what was recorded `of` one is told that it was not stored."""
         if self._sealed and timeout_s is not None:
             raise Unavailable(
                 "the service is stopping, and may not have kept this: look before you try again", code="stopping"
             )
         if self._queue or self._busy:
             await _taken(asyncio.shield(self._marker()), timeout_s)
+        if of is not None:
+            self.need_whole(of)
 
     def _marker(self) -> asyncio.Future[None]:
         """Done when everything that was recorded before is stored. One for all who ask meanwhile: clients that ask
@@ -424,6 +449,8 @@ class Journal:
         batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
         if self._queue:
             self._urgent = True
+        if self._held:
+            batch = [item for item in batch if not self._put_aside(item)]
         durable = [item for item in batch if isinstance(item, Event) and item.seq]
         rows = [item.write for item in batch if isinstance(item, _Row)]
         if not durable and not rows:
@@ -447,6 +474,37 @@ class Journal:
         self._thread.submit([row], [], [row.write])
         return True
 
+    def _put_aside(self, item: "Event | _Row | asyncio.Future[None]") -> bool:
+        """Whether something comes after what could not be stored of its session, and waits with that."""
+        if not isinstance(item, Event) or item.session_id not in self._held:
+            return False
+        self._held[item.session_id].append(item)
+        return True
+
+    def _try_again(self) -> None:
+        """What could not be stored may be now: somebody may have mended the store."""
+        held, self._held = self._held, {}
+        self._queue[:0] = [event for events_ in held.values() for event in events_]
+        self._hurry()
+
+    def _sort_out(self, batch: list[Any], rejected: Sequence[Rejected]) -> list[Any]:
+        """Put aside what the store is damaged for; the rest."""
+        broken = {r.event.session_id: r.reason for r in rejected if r.damaged and r.event is not None}
+        for item in batch:
+            if isinstance(item, Event) and item.seq and item.session_id not in broken:
+                self._damaged.pop(item.session_id, None)
+        if not broken:
+            return batch
+        for session_id, reason in broken.items():
+            if session_id not in self._damaged:
+                log.error("the store is damaged where session %s is kept, which waits: %s", session_id, reason)
+            self._damaged[session_id] = reason
+        if not self._held:
+            self._loop.call_later(MENDED_S, self._try_again)
+        for session_id in broken:
+            self._held.setdefault(session_id, [])
+        return [item for item in batch if not self._put_aside(item)]
+
     def _written(self, batch: list[Any], outcome: Outcome) -> None:
         """The writer's thread has an answer; runs on the event loop."""
         if outcome.error is not None:
@@ -464,6 +522,7 @@ class Journal:
         self._retry_s = RETRY_FIRST_S
         self._busy = False
         faults.hit("after_commit")
+        batch = self._sort_out(batch, outcome.rejected)
         self._publish(batch, outcome.rejected)
         self._next()
 
@@ -494,8 +553,7 @@ class Journal:
                     shown.append(event)
             elif isinstance(item, _Row):
                 self._bytes -= _cost(item)
-                reason = refused.get(id(item.write))
-                _settle(item.done, None if reason is None else ValueError(reason))
+                _settle(item.done, refused.get(id(item.write)))
             else:
                 _settle(item, None)
         for session_id, group in groups.items():
@@ -513,18 +571,26 @@ class Journal:
         self._make_room()
 
     @staticmethod
-    def _sorted(rejected: Sequence[Rejected]) -> tuple[dict[int, Event], dict[int, str], set[int]]:
+    def _sorted(rejected: Sequence[Rejected]) -> tuple[dict[int, Event], dict[int, Exception], set[int]]:
         replaced: dict[int, Event] = {}
-        refused: dict[int, str] = {}
+        refused: dict[int, Exception] = {}
         dropped: set[int] = set()
         for item in rejected:
+            if item.damaged:
+                if item.write is not None:
+                    refused[id(item.write)] = Unavailable(
+                        f"the store is damaged where this belongs: {item.reason}",
+                        code="store_damaged",
+                        retry_after_s=60,
+                    )
+                continue
             log.error("not stored: %s", item.reason)
             if item.event is not None and item.replacement is not None:
                 replaced[id(item.event)] = item.replacement
             elif item.event is not None:
                 dropped.add(id(item.event))
             elif item.write is not None:
-                refused[id(item.write)] = item.reason
+                refused[id(item.write)] = ValueError(item.reason)
         return replaced, refused, dropped
 
     @staticmethod
@@ -549,6 +615,7 @@ class Journal:
             await self.flush()
         finally:
             left = sum(not isinstance(item, asyncio.Future) for item in self._queue)
+            left += sum(map(len, self._held.values()))
             if left or self._busy:
                 log.error(
                     "the store is away, and %d facts or more that nobody was told are lost: %s", left, self.problem

@@ -24,13 +24,16 @@ class Rejected:
 
     `event` with `replacement`: the replacement, an `error` event, stands in the store under the same number.
     `event` without one: the number does not follow the session's last one in the store (another process numbers this
-    session), so nothing stands there and nothing may be shown. `write`: a lone row was refused.
+    session), so nothing stands there and nothing may be shown. `write`: a lone row was refused. `damaged`: the store is
+    broken at the place where this belongs, while it takes the rest: nothing stands there, and what comes later in its
+    session has to wait too.
     """
 
     reason: str
     event: Event | None = None
     replacement: Event | None = None
     write: Write | None = None
+    damaged: bool = False
 
 
 Replace = Callable[[Event, str], Event]

@@ -108,7 +108,7 @@ class Sessions:
         """Make a session; it is stored when this returns."""
         session = self.draft(tenant, given)
         self.begin(session, given)
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=session.id)
         self._journal.release(session.id)
         return await self.session(tenant, session.id)
 
@@ -161,7 +161,9 @@ class Sessions:
         return session
 
     async def open_for_work(self, tenant: str, session_id: str) -> Session:
-        """The session as it is now. Raises `Conflict` when it is closed, `NotFound`."""
+        """The session as it is now. Raises `Conflict` when it is closed, `NotFound`, `Unavailable` when the store is
+        damaged where it is kept."""
+        self._journal.need_whole(session_id)
         session = await self.known(tenant, session_id)
         if session.closed:
             raise Conflict(f"session {session_id} is closed: start a new one", code="session_closed")
@@ -231,7 +233,7 @@ class Sessions:
                 self._keep(session)
             if close:
                 await self._close(session, "closed")
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=session_id)
         return await self.session(tenant, session_id)
 
     async def _close(self, session: Session, reason: str) -> None:
@@ -246,7 +248,7 @@ class Sessions:
             with self._supervisor.erasing(session.id):
                 await self._close(session, "deleted")
         self._known[session_id] = None
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=session_id)
         self._supervisor.forget(session_id)
         self._supervisor.notices.forget(session_id)
         self._journal.recent.forget(session_id)
@@ -256,7 +258,7 @@ class Sessions:
         """Stop everything in a session; answers which runs this stopped."""
         await self.known(tenant, session_id)
         ended = await self._supervisor.cancel_session(session_id)
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=session_id)
         return {"cancelled": list(ended)}
 
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -280,7 +282,7 @@ class Sessions:
             except BaseException:  # whatever it is, also a caller who goes away: the place is given back
                 seat.leave()
                 raise
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=session.id)
         return started
 
     async def _interrupt(self, seat: MemorySeat) -> None:
@@ -303,7 +305,7 @@ class Sessions:
             except BaseException:  # whatever it is: the place is given back
                 seat.leave()
                 raise
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=session.id)
         return Started(run=started.run, after=0)
 
     def _launch(self, session: Session, request: RunRequest, webhook: str | None) -> Started:
@@ -458,7 +460,7 @@ class Sessions:
             row = await self._run_row(tenant, run_id)  # raises for an unknown one
             await self.gate(row["session_id"])  # one in the air must not wait for the store
         ended = await self._supervisor.cancel(run_id)
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=None if found is None else found[0].session_id)
         row = await self._run_row(tenant, run_id)
         return {"id": run_id, "status": row["status"], "cancelled": list(ended)}
 

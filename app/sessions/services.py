@@ -113,7 +113,7 @@ class Services:
         """What is checked, and what is wrong with it (None: nothing)."""
         return {
             "service": "it is stopping" if self.sessions.stopping else None,
-            "journal": self.journal.problem,
+            "journal": self.journal.problem or self.journal.damage,
             "store": await self._store_problem(),
             "disk": await asyncio.to_thread(self._disk_problem),
             **({} if self.commands is None else {"commands": await self.commands.refusal()}),

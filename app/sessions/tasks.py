@@ -158,7 +158,7 @@ class Tasks:
         cancelled = await self._handoffs.open.cancel(session, task_id)
         if not cancelled:
             await self._handoffs.open.ended(task_id, ENDING_S)  # somebody else may be ending it
-        await self._journal.flush(TAKE_S)
+        await self._journal.flush(TAKE_S, of=session.id)
         return await self.get(tenant, task_id) | {"cancelled": cancelled}
 
     async def remove(self, tenant: str, task_id: str) -> None:

@@ -172,7 +172,7 @@ class TenantAgents:
         await self._in_time(self._delete(tenant, name, expected))
 
     async def _in_time(self, change: Coroutine[Any, Any, T]) -> T:
-        """What comes of a change. It is carried out to its end, whether its caller waits or not: what is stored and
+        """What comes of a change, which is carried out to its end whether its caller waits or not: what is stored and
         what is in force are to be the same. Raises `Unavailable` when the store does not take it in time."""
         task = asyncio.create_task(change, name="change of an agent")
         self._changes.add(task)

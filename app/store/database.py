@@ -15,8 +15,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from app.sessions.ports import Replace
+from app.sessions.ports import Replace, TransientStoreError
 from app.store.failures import transient
+from app.store.guard import Guard
 from app.store.location import Location, locate, looking_at, make_file
 from app.store.lock import FileLock, SessionLock
 from app.store.reader import Reader
@@ -81,7 +82,8 @@ class Database:
 
     def writer(self, replace: Replace, *, audit_key: bytes | None = None) -> SqlWriter:
         """The writer; its connection is opened by its first call, in the thread of that call."""
-        return SqlWriter(self._connect, replace, audit_key=audit_key)
+        guard = Guard() if self.location.path is None else None
+        return SqlWriter(self._connect, replace, audit_key=audit_key, guard=guard)
 
     def looking(self) -> Connection:
         """A synchronous connection that can only read, for who reads much in a thread of its own; to be closed."""
@@ -96,6 +98,8 @@ class Database:
             await self.reader.rows(text("SELECT version_num FROM alembic_version"))
         except DBAPIError as problem:
             raise transient(problem, f"database {self.location} has no schema yet, run `db upgrade`") from problem
+        if self.reader.damage is not None:
+            raise TransientStoreError(self.reader.damage)
 
     async def close(self) -> None:
         """Wait for reads that are under way, close the readers, give the lock back."""
@@ -182,7 +186,6 @@ def _reading_engine(location: Location, readers: int, busy_timeout_ms: int, *, r
         where,
         pool_size=readers,
         max_overflow=0,
-        pool_pre_ping=location.path is None,
         isolation_level="AUTOCOMMIT",
         connect_args=arguments,
     )
@@ -198,4 +201,13 @@ def _reading_engine(location: Location, readers: int, busy_timeout_ms: int, *, r
 
 
 def _postgres(options: str) -> dict[str, Any]:
-    return {"options": options, "connect_timeout": 5, "application_name": "subagentd"}
+    return {
+        "options": options,
+        "application_name": "subagentd",
+        "connect_timeout": 3,  # s, for a server that can be reached; it is tried again
+        # a machine that is gone says nothing: found out after 15 s, whether something is under way or not
+        "keepalives_idle": 5,
+        "keepalives_interval": 5,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 15_000,
+    }

@@ -11,6 +11,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.sessions.ports import TransientStoreError
 
+REPAIR = "the file of the database is damaged: docs/operations.md says how it is looked at and replaced"
 MAX_REASON = 300  # characters: the reason stands in an event that clients see
 
 _SQLITE_PASSING = frozenset(
@@ -52,8 +53,10 @@ def is_transient(problem: BaseException) -> bool:
     return isinstance(problem, OperationalError | InterfaceError) and not isinstance(original, sqlite3.Error)
 
 
-def is_damage(problem: DBAPIError) -> bool:
+def is_damage(problem: BaseException | None) -> bool:
     """Whether the database itself says that what it has stored is broken."""
+    if not isinstance(problem, DBAPIError):
+        return False
     code = getattr(problem.orig, "sqlite_errorcode", None)
     if code is not None:
         return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -69,4 +72,5 @@ def reason(problem: BaseException) -> str:
 
 def transient(problem: BaseException, what: str) -> TransientStoreError:
     """The error that callers see while the store is away."""
-    return TransientStoreError(f"{what}: {reason(problem)}")
+    todo = f"; {REPAIR}" if is_damage(problem) else ""
+    return TransientStoreError(f"{what}: {reason(problem)}{todo}")

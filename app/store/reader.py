@@ -4,18 +4,25 @@ Knows no table. Every read is one short transaction of its own.
 """
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Executable
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from app.store.failures import is_transient, transient
+from app.store.failures import is_damage, is_transient, transient
+from app.store.guard import break_off
+
+log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 Fetched = tuple[tuple[str, ...], Sequence[Sequence[Any]]]  # names of columns, rows
+DAMAGE_S = 600.0  # for which damage that was met makes the service not ready: nobody else may meet it
+SILENT_S = 32.0  # the server itself breaks a statement off after 30 s (`statement_timeout`)
 
 
 class Reader:
@@ -26,6 +33,7 @@ class Reader:
         self._engine = engine
         self.dialect = engine.dialect.name
         self._open: set[asyncio.Task[Any]] = set()
+        self._damage: tuple[float, str] | None = None
 
     async def rows(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> list[Record]:
         """All rows, as dictionaries by column name. Raises `TransientStoreError` while the store is away."""
@@ -51,6 +59,13 @@ class Reader:
         found = await self.rows(statement, parameters)
         return found[0] if found else None
 
+    @property
+    def damage(self) -> str | None:
+        """What was met of damage lately: elsewhere reading goes on as if there were none."""
+        if self._damage is None or asyncio.get_running_loop().time() - self._damage[0] > DAMAGE_S:
+            return None
+        return self._damage[1]
+
     async def drained(self) -> None:
         """Wait for what is still being read for callers that went away."""
         if self._open:
@@ -58,13 +73,39 @@ class Reader:
 
     async def _fetch(self, statement: Executable, parameters: Mapping[str, Any] | None) -> Fetched:
         try:
-            async with self._engine.connect() as connection:
+            try:
+                return await self._fetch_once(statement, parameters)
+            except DBAPIError as problem:
+                if not problem.connection_invalidated:
+                    raise
+            # it was lost while nobody used it, and so were the others of the pool: this one is new
+            return await self._fetch_once(statement, parameters)
+        except (DBAPIError, PoolTimeout) as problem:
+            if not is_transient(problem):
+                raise
+            told = transient(problem, "the store cannot be read at the moment")
+            if is_damage(problem):
+                if self.damage is None:
+                    log.error("%s", told)
+                self._damage = asyncio.get_running_loop().time(), told.message
+            raise told from problem
+
+    async def _fetch_once(self, statement: Executable, parameters: Mapping[str, Any] | None) -> Fetched:
+        async with self._engine.connect() as connection:
+            with await self._watching(connection):
                 result = await connection.execute(statement, parameters)
                 return tuple(result.keys()), result.all()
-        except (DBAPIError, PoolTimeout) as problem:
-            if is_transient(problem):
-                raise transient(problem, "the store cannot be read at the moment") from problem
-            raise
+
+    async def _watching(self, connection: AsyncConnection) -> contextlib.AbstractContextManager[object]:
+        """Where the other side may fall silent: the connection is broken off after a while."""
+        if connection.dialect.name != "postgresql":
+            return contextlib.nullcontext()
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        timer = asyncio.get_running_loop().call_later(SILENT_S, break_off, driver.pgconn.socket)
+        held = contextlib.ExitStack()
+        held.callback(timer.cancel)
+        return held
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._open.discard(task)

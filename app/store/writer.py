@@ -4,6 +4,7 @@ Runs in the journal's writer thread on its own synchronous connection. Knows nei
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -13,7 +14,8 @@ from app.agent import faults
 from app.agent.events import Event, Write
 from app.sessions.ports import Rejected, Replace, TransientStoreError
 from app.store.chain import START, Head, Heads, digest, link, seal
-from app.store.failures import is_transient, reason, transient
+from app.store.failures import is_damage, is_transient, reason, transient
+from app.store.guard import Guard
 from app.store.projection import Key, Projection, Row, blank_session, erases
 from app.store.pruning import prune
 from app.store.statements import has_write, is_stored, load_head, store_rows, store_write
@@ -29,12 +31,20 @@ class OutOfOrder(ValueError):
 
 class SqlWriter:
     """`EventWriter` over SQLAlchemy Core. `connect` opens a connection and is called in the writer thread;
-    `replace` builds the `error` event that takes the place of one that cannot be stored; `audit_key` signs heads."""
+    `replace` builds the `error` event that takes the place of one that cannot be stored; `audit_key` signs heads;
+    `guard` breaks off what is never answered."""
 
     def __init__(
-        self, connect: Callable[[], Connection], replace: Replace, *, audit_key: bytes | None = None, heads: int = HEADS
+        self,
+        connect: Callable[[], Connection],
+        replace: Replace,
+        *,
+        audit_key: bytes | None = None,
+        heads: int = HEADS,
+        guard: Guard | None = None,
     ) -> None:
         self._connect = connect
+        self._guard = guard
         self._replace = replace
         self._audit_key = audit_key
         self._heads = Heads(heads)
@@ -46,8 +56,10 @@ class SqlWriter:
         """See `EventWriter.write`."""
         try:
             self._transaction(partial(self._store_all, batch, writes))
-        except TransientStoreError:
-            raise
+        except TransientStoreError as error:
+            if not is_damage(error.__cause__):
+                raise
+            return self._store_where_it_can_be(batch, writes)
         except Exception:  # noqa: BLE001  border: whatever one row does to the database must not cost its batch
             return self._transaction(partial(self._store_singly, batch, writes), last=True)
         return ()
@@ -55,6 +67,8 @@ class SqlWriter:
     def close(self) -> None:
         """See `EventWriter.close`."""
         self._drop()
+        if self._guard is not None:
+            self._guard.close()
 
     def _transaction(self, work: Callable[[Connection], T], *, last: bool = False) -> T:
         """Do `work` and commit. Raises `TransientStoreError` for errors that pass, and for all when this is the
@@ -62,7 +76,8 @@ class SqlWriter:
         try:
             connection = self._connection = self._connection or self._connect()
             self._staged = {}
-            with connection.begin() as transaction:
+            watching = nullcontext() if self._guard is None else self._guard.watching(connection)
+            with watching, connection.begin() as transaction:
                 result = work(connection)
                 faults.hit("store.commit")
                 self._doubtful = True
@@ -152,6 +167,35 @@ class SqlWriter:
         if self._doubtful and not write.key and has_write(connection, write):
             return  # its commit was lost on the way back
         store_write(connection, write)
+
+    # ── a store that is broken in places ────────────────────────────────────────────────────────────────────────
+
+    def _store_where_it_can_be(self, batch: Sequence[Event], writes: Sequence[Write]) -> Sequence[Rejected]:
+        """Session by session: one whose place is broken must not keep the others. In a transaction for each, since none
+        that has met damage can be committed."""
+        sessions: dict[Key, list[Event]] = {}
+        for event in batch:
+            sessions.setdefault((event.tenant, event.session_id), []).append(event)
+        rejected: list[Rejected] = []
+        for events in sessions.values():
+            found = self._beside_damage(partial(self._store_singly, events, ()))
+            if isinstance(found, str):
+                found = [Rejected(reason=found, event=event, damaged=True) for event in events]
+            rejected += found
+        for write in writes:
+            found = self._beside_damage(partial(self._store_singly, (), [write]))
+            rejected += [Rejected(reason=found, write=write, damaged=True)] if isinstance(found, str) else found
+        return rejected
+
+    def _beside_damage(self, work: Callable[[Connection], Sequence[Rejected]]) -> Sequence[Rejected] | str:
+        """Do `work` and commit; the reason when the store is broken where it belongs. Raises `TransientStoreError`."""
+        try:
+            return self._transaction(work, last=True)
+        except TransientStoreError as error:
+            if is_damage(error.__cause__):
+                return error.message
+            self._doubtful = True  # what came before is stored, and comes again
+            raise
 
     # ── row by row ──────────────────────────────────────────────────────────────────────────────────────────────
 

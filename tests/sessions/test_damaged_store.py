@@ -1,0 +1,86 @@
+"""A store that is damaged where one session is kept: that one waits and is told of, the others go on."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from app.agent.errors import Unavailable
+from app.agent.events import Event, Write
+from app.sessions import journal as journal_module
+from app.sessions.ports import Rejected
+from tests.plan import task
+from tests.sessions.asking import LOOK
+from tests.sessions.writers import Unreliable, Wrapped, writing
+from tests.world import WAIT_S, world
+
+
+class Damaged(Unreliable):
+    """`broken`: a session for which there is no place."""
+
+    broken = ""
+
+    def write(self, batch: Sequence[Event], writes: Sequence[Write] = ()) -> Sequence[Rejected]:
+        """See `EventWriter.write`."""
+        lost = [event for event in batch if event.session_id == self.broken]
+        rejected = super().write([event for event in batch if event not in lost], writes)
+        return [*rejected, *(Rejected(reason="malformed", event=event, damaged=True) for event in lost)]
+
+
+class Wrapping(Wrapped):
+    """Makes the writer of a world a damaged one."""
+
+    def __call__(self, real: object) -> Damaged:  # type: ignore[override]
+        self.writer = Damaged(real)  # type: ignore[arg-type]
+        return self.writer
+
+
+@pytest.mark.spec("11.1", "11.2", "12.3")
+async def test_what_cannot_be_stored_waits_in_order_and_is_shown_when_the_store_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    async with writing(tmp_path) as room:
+        damaged = Damaged(room.writer)
+        room.journal._thread._writer = damaged
+        one, two = room.begin(), room.begin()
+        await room.journal.flush()
+        damaged.broken = one.session.id
+        before = list(one.shown)
+        for talk in (one, two, one, two):
+            talk.record()
+            talk.emit("piece")
+            await room.journal.flush()
+        assert one.shown == before
+        assert two.shown == two.said
+        assert room.journal.problem is None
+        assert one.session.id in (room.journal.damage or "")
+        with pytest.raises(Unavailable, match="damaged"):
+            await room.journal.flush(of=one.session.id)
+        await room.journal.flush(of=two.session.id)
+        assert room.journal.waiting_bytes > 0
+        damaged.broken = ""
+        async with asyncio.timeout(WAIT_S):
+            while room.journal.damage is not None:
+                await asyncio.sleep(0.001)
+        assert one.shown == one.said
+        assert room.journal.waiting_bytes == 0
+
+
+@pytest.mark.spec("12.3", "14.3")
+async def test_nothing_is_begun_in_a_session_that_cannot_be_stored_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    held = Wrapping()
+    async with world(tmp_path, wrap=held) as w:
+        broken, whole = await w.session(), await w.session()
+        assert isinstance(held.writer, Damaged)
+        held.writer.broken = broken
+        for _ in range(2):  # also when it is known already
+            with pytest.raises(Unavailable, match="damaged") as refused:
+                await w.turn(broken, task(LOOK, "end"))
+            assert refused.value.retry_after_s > 1
+        assert (await w.finished(await w.turn(whole, task(LOOK, "end"))))["output"] == "end"
+        held.writer.broken = ""
