@@ -17,7 +17,7 @@ from typing import Any
 from app.agent.compaction import Compaction
 from app.agent.delegation import Roster
 from app.agent.duplicates import DuplicateLimits
-from app.agent.errors import SubagentdError
+from app.agent.errors import SubagentdError, Unavailable
 from app.agent.hooks import HookRegistry
 from app.agent.live_run import RunnerParts
 from app.agent.orders import Pacing
@@ -115,7 +115,15 @@ class Wired:
     upkeep: Upkeep
 
     async def drain(self, grace_s: float) -> None:
-        """Readiness red, streams closed, runs given the grace and then interrupted. Requests may still be answered."""
+        """Readiness red, streams closed, runs given the grace and then interrupted. Requests may still be answered;
+        when this is cancelled, those that wait for the store are."""
+        try:
+            await self._drain(grace_s)
+        except asyncio.CancelledError:
+            self.services.journal.give_up()
+            raise
+
+    async def _drain(self, grace_s: float) -> None:
         services = self.services
         services.sessions.stopping = True
         services.feed.close()
@@ -153,7 +161,7 @@ class Wired:
 async def _until(moment: float, closing: Callable[[], Awaitable[None]]) -> None:
     """Close something, for which there is time up to a moment: each is broken off by itself, since a limit around all
     of them would break off only one."""
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(TimeoutError, Unavailable):
         async with asyncio.timeout_at(moment):
             await closing()
 

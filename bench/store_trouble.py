@@ -36,6 +36,18 @@ async def locked(folder: Path, runs: int) -> AsyncIterator[Report]:
     yield await under(folder, "locked for 10 s", Plan(runs=runs), trouble)
 
 
+async def bound(folder: Path, runs: int) -> AsyncIterator[Report]:
+    """Locked for 20 s under runs that say more than may wait."""
+
+    @contextlib.asynccontextmanager
+    async def trouble(scene: Scene) -> AsyncIterator[None]:
+        async with kinds.locked(scene.server.database):
+            yield
+
+    plan = Plan(runs=runs, steps=48, delay_ms=2, trouble_s=20)
+    yield await under(folder, "locked for 20 s, more is said than may wait", plan, trouble)
+
+
 async def full(folder: Path, runs: int) -> AsyncIterator[Report]:
     """The disk is full for 8 s."""
 
@@ -165,6 +177,7 @@ async def corrupt(folder: Path, runs: int) -> AsyncIterator[Report]:
 
 MEASUREMENTS: dict[str, Measured] = {
     "locked": locked,
+    "bound": bound,
     "full": full,
     "slow": slow,
     "stop": stop,

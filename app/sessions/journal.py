@@ -118,6 +118,7 @@ class Journal:
         self._room: list[asyncio.Future[None]] = []
         self._paused = self._sealed = False
         self._handed_at = 0.0  # when the writer got the batch that it has
+        self._with_writer: list[Any] = []  # that batch
         self._failed: str | None = None
         self._held: dict[str, list[Event]] = {}  # of sessions whose place in the store is broken, in order
         self._damaged: dict[str, str] = {}  # those sessions, and the reason
@@ -379,9 +380,7 @@ class Journal:
         of what was recorded, also after `seal`. Sessions for which the store is damaged are not waited for; who needs
         what was recorded `of` one is told that it was not stored."""
         if self._sealed and timeout_s is not None:
-            raise Unavailable(
-                "the service is stopping, and may not have kept this: look before you try again", code="stopping"
-            )
+            raise _stopping()
         if self._queue or self._busy:
             await _taken(asyncio.shield(self._marker()), timeout_s)
         if of is not None:
@@ -390,10 +389,10 @@ class Journal:
     def _marker(self) -> asyncio.Future[None]:
         """Done when everything that was recorded before is stored. One for all who ask meanwhile: clients that ask
         again and again while the store is away must not fill the queue."""
-        if not self._queue or not isinstance(self._queue[-1], asyncio.Future):
-            self._queue.append(self._loop.create_future())
-        marker = self._queue[-1]
-        assert isinstance(marker, asyncio.Future)
+        marker = self._queue[-1] if self._queue else None
+        if not isinstance(marker, asyncio.Future) or marker.done():
+            marker = self._loop.create_future()
+            self._queue.append(marker)
         self._hurry()
         return marker
 
@@ -424,6 +423,12 @@ class Journal:
     def seal(self) -> None:
         """Nothing is recorded or shown any more: another process goes on from here."""
         self._sealed = True
+
+    def give_up(self) -> None:
+        """The service ends before the store was back: whoever waits is told so, and need not be waited for."""
+        for item in (*self._with_writer, *self._queue):
+            if not isinstance(item, Event):
+                _settle(item.done if isinstance(item, _Row) else item, _stopping())
 
     # ── the writer's side ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -458,7 +463,7 @@ class Journal:
             self._next()
             return
         self._busy = True
-        self._handed_at = self._loop.time()
+        self._handed_at, self._with_writer = self._loop.time(), batch
         faults.hit("before_commit")
         self._thread.submit(batch, durable, rows)
 
@@ -522,6 +527,7 @@ class Journal:
         self._retry_s = RETRY_FIRST_S
         self._busy = False
         faults.hit("after_commit")
+        self._with_writer = []
         batch = self._sort_out(batch, outcome.rejected)
         self._publish(batch, outcome.rejected)
         self._next()
@@ -647,6 +653,12 @@ async def _taken(done: asyncio.Future[None], timeout_s: float | None) -> None:
             "try again",
             code="store_unavailable",
         ) from error
+
+
+def _stopping() -> Unavailable:
+    return Unavailable(
+        "the service is stopping, and may not have kept this: look before you try again", code="stopping"
+    )
 
 
 def _settle(waiter: asyncio.Future[None], error: Exception | None) -> None:

@@ -105,6 +105,27 @@ async def test_a_reader_goes_on_as_soon_as_the_store_has_failed(
         room.writer.before = 0
 
 
+async def test_nobody_waits_any_longer_when_the_service_ends_before_the_store_is_back(tmp_path: Path) -> None:
+    async with writing(tmp_path) as room:
+        talk = room.begin()
+        await room.journal.flush()
+        room.writer.gate.clear()
+        event = talk.record()
+        waiting = [
+            asyncio.ensure_future(job)
+            for job in (room.journal.flush(1000), room.journal.write(note("a"), 1000), room.journal.settle())
+        ]
+        await asyncio.sleep(0)
+        room.journal.give_up()
+        async with asyncio.timeout(WAIT_S):
+            told = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [getattr(error, "code", None) for error in told] == ["stopping", "stopping", None]
+        room.writer.gate.set()
+        async with asyncio.timeout(WAIT_S):  # what was recorded is stored all the same, if there is time
+            await room.journal.committed(event)
+            await room.journal.flush()
+
+
 @pytest.mark.case("B175")
 async def test_an_end_that_the_store_does_not_wait_for_says_what_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from app.agent import faults
 from app.tools.function import tool
+from tests.trouble.lag import sample
 
-EVERY_S = 0.02
-TOLD_EVERY_S = 1.0
 _FOLDER = Path(os.environ["TROUBLE_FOLDER"])
 _dice = random.Random(7)
 
@@ -30,20 +29,6 @@ async def look(number: int) -> str:
 everything = [look]
 
 
-async def _sample() -> None:
-    """How late the event loop is, again and again, with the moment of each look."""
-    with (_FOLDER / "lag").open("a") as file:
-        told = time.monotonic()
-        while True:
-            wanted = time.monotonic() + EVERY_S
-            await asyncio.sleep(EVERY_S)
-            now = time.monotonic()
-            file.write(f"{now} {max(0.0, now - wanted) * 1000:.2f}\n")
-            if now - told > TOLD_EVERY_S:
-                told = now
-                file.flush()
-
-
 def _linger() -> None:
     """Wait inside the transaction, as a slow disk does."""
     try:
@@ -55,6 +40,6 @@ def _linger() -> None:
 
 faults.arm("store.commit", _linger)
 try:
-    _sampling = asyncio.get_running_loop().create_task(_sample(), name="lag of the event loop")
+    _sampling = asyncio.get_running_loop().create_task(sample(_FOLDER / "lag"), name="lag of the event loop")
 except RuntimeError:  # looked at by a command, not served
     pass
