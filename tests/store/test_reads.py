@@ -206,6 +206,10 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
     gone = {"tenant_id": "owner", "handoff_id": "ho_0", "session_id": facts.session.id, "created_at": 1}
     writes = [key.stored(), Write(table="agents", values=agent), Write(table="cleared_tasks", values=gone)]
     store.stored(*story, writes=writes)
+    idle = Facts(tenant="owner")
+    store.stored(idle.created(), *idle.whole_run(idle.run()))
+    removed = {"tenant_id": "owner", "session_id": idle.session.id, "upto": 1, "created_at": 1}
+    store.stored(writes=[Write(table="checkpoints", values=removed, key=("session_id",))])
     asked: dict[str, dict[str, Any]] = {
         "page": {"session_id": facts.session.id, "after": 0},
         "head": {"session_id": facts.session.id},
@@ -214,6 +218,7 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
         "counters": {"session_id": facts.session.id},
         "run": {"run_id": root.id},
         "runs": {"session_id": facts.session.id},
+        "oldest": {"session_id": idle.session.id},
         "handoffs": {"session_id": facts.session.id},
         "spent": {"session_id": facts.session.id, "currency": "USD"},
         "handoff": {"handoff_id": "ho_1"},
