@@ -329,8 +329,10 @@ async def world(
 async def _ended(made: World, *, verify: bool) -> None:
     """Nothing may be left over, and every log must be true."""
     async with asyncio.timeout(WAIT_S):
-        await made.recovery.stop()
+        made.sessions.stopping = True
+        made.recovery.refuse()
         await made.sessions.close(0)
+        await made.recovery.stop()
         await made.delegations.close()
         await made.journal.flush()
     if verify:
@@ -338,7 +340,7 @@ async def _ended(made: World, *, verify: bool) -> None:
     left = (made.supervisor.in_flight, made.feed.readers, made.journal.waiting_bytes)
     assert left == (0, 0, 0), left
     if isinstance(made.recovery.going_on, Continuing):
-        assert made.recovery.going_on.in_hand == 0
+        assert not made.recovery.going_on._left
     assert (made.supervisor.slots.in_use, made.supervisor.slots.waiting) == (0, 0)
 
 

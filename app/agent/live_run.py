@@ -100,6 +100,7 @@ class LiveRun:
         "run",
         "seat",
         "started",
+        "stated",
         "timer",
         "timer_left",
         "timing",
@@ -141,6 +142,7 @@ class LiveRun:
         self.ended: Event | None = None
         self.work: Work | None = None
         self.hooks: SubagentHooks | None = None
+        self.stated = False  # the log says that this process works on it
         self.started = False  # as a subagent: its stop is due
         self.ending = False  # its hooks are told so, which takes a bounded time: nobody must break that off
         self.began = asyncio.get_running_loop().time()

@@ -62,6 +62,10 @@ class OpenHandoffs:
 
     # ── looked at from outside ──────────────────────────────────────────────────────────────────────────────────
 
+    def knows(self, handoff_id: str) -> bool:
+        """Whether it is open in this process."""
+        return handoff_id in self._open
+
     async def task(self, session: Session, task_id: str) -> TaskState | None:
         """A handoff of the session by its id, open or ended; None when there is none."""
         handoff = self._open.get(task_id)

@@ -261,6 +261,7 @@ class SubAgentRunner:
     def _stated(self, live: LiveRun, model: str, tools: list[str]) -> None:
         """State that the run begins, or goes on."""
         run, progress, recorder = live.run, live.request.progress, self._parts.recorder
+        live.stated = True
         if progress is None or not progress.started:
             recorder.record(run, events.RUN_STARTED, events.RunStarted(model=model, tools=tools))
         else:

@@ -29,6 +29,7 @@ from app.agent.messages import Usage
 from app.agent.notices import Notices
 from app.agent.open_handoff import OpenHandoff
 from app.agent.open_handoffs import ENDING_S
+from app.agent.patience import STOPPING
 from app.agent.runner import SubAgentRunner
 from app.agent.runs import (
     HandoffStatus,
@@ -349,9 +350,10 @@ class RunSupervisor:
 
     def launch(self, request: RunRequest) -> Run:
         """Record the run as queued and start its task. The session must be kept open by `work`."""
-        goes_on = self.drains and (request.depth > 0 or request.progress is not None)  # in the next process, if need be
-        if self._over or (self._stopping and not goes_on):
-            raise Unavailable("the service is stopping: start the run again in a moment", code="stopping")
+        # within the grace what is under way may go on, and begin what it needs for that
+        under_way = request.depth > 0 or (self.drains and request.progress is not None)
+        if self._over or (self._stopping and not under_way):
+            raise Unavailable("the service is stopping: start the run again in a moment", code=STOPPING)
         air = self._sessions[request.session.id]
         parent = self._flights.get(request.parent.id) if request.parent is not None else None
         if parent is not None and parent.live.control.requested is not None and not request.detached:
@@ -460,7 +462,7 @@ class RunSupervisor:
         outcome = await asyncio.shield(flight.done)
         ended: Event | None = flight.live.ended
         if ended is not None and not ended.ts:  # nothing is recorded any more
-            raise Unavailable("the service is stopping: the run goes on in the next process", code="stopping")
+            raise Unavailable("the service is stopping: the run goes on in the next process", code=STOPPING)
         if ended is not None:
             await self._recorder.committed(ended)
         return outcome
@@ -571,12 +573,13 @@ class RunSupervisor:
         if self._approvals is not None:
             self._approvals.expect_no_more()
         waiting = [flight.done for flight in self._flights.values()]
-        if self.drains and (waiting or self.handoffs.open.in_flight):
-            pause_s = min(PAUSE_S, grace_s * PAUSE_SHARE)
-            await self._at_rest(grace_s - pause_s)
-            self._recorder.pause()  # a step that was begun may end, none begins
-            await self._at_rest(pause_s)
-            self._drain()
+        if self.drains:
+            if waiting or self.handoffs.open.in_flight:
+                pause_s = min(PAUSE_S, grace_s * PAUSE_SHARE)
+                await self._at_rest(grace_s - pause_s)
+                self._recorder.pause()  # a step that was begun may end, none begins
+                await self._at_rest(pause_s)
+            self._drain()  # also when nothing is in the air: something may be about to be taken up
         elif waiting:
             await asyncio.wait(waiting, timeout=grace_s)
         self._over = True
@@ -608,7 +611,7 @@ class RunSupervisor:
         a result nor an end."""
         for flight in self._flights.values():
             live = flight.live
-            if live.work is not None and live.outcome is None:
+            if live.stated and live.outcome is None:
                 self._recorder.record(live.run, events.RUN_WAITING, events.RunWaiting(reason="drain"))
             live.hooks = None  # the subagent has not stopped
         self._recorder.seal()

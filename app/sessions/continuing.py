@@ -54,11 +54,6 @@ class Continuing:
         self._later: dict[str, list[Row]] = {}  # tasks of runs that are about to be gone on with
         supervisor.on_left(self._forsaken, self._taken_up, self._dropped, self._settled)
 
-    @property
-    def in_hand(self) -> int:
-        """Sessions of which something goes on that another process had begun."""
-        return len(self._left)
-
     def expect(self, runs: Sequence[Row], handoffs: Sequence[Row]) -> None:
         """Keep places at shared memories for the runs that are open, in the order in which they had them: those of
         several sessions may share one, and which of them is taken up first is chance."""
@@ -354,6 +349,7 @@ class Continuing:
 
     def _close_run(self, left: Left, row: Row, status: RunStatus) -> Usage:
         self._supervisor.release_seat(row["id"])
+        self._later.pop(row["id"], None)  # closed below, as everything of it is
         if row["id"] not in left.traces:
             return NO_USAGE
         self._supervisor.handoffs.forsaken(row["id"])

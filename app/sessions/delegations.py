@@ -209,6 +209,7 @@ class Delegations:
             await self._sessions.open_for_work(by.session.tenant, by.session.id)  # it may have been closed meanwhile
             by = replace(by, budget=self._supervisor.budget(by.session.id))
             handoffs = self._supervisor.handoffs
+            self._sessions.check_open()  # nothing is awaited between this and the start of the handoff
             with self._sessions.webhooks.asked(by.session, "ho", webhook) as handoff_id:
                 order = replace(order, id=handoff_id)
                 begin = handoffs.background if background else handoffs.delegate

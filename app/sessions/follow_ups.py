@@ -15,7 +15,7 @@ from app.sessions.delegations import Delegations
 from app.sessions.idempotency import KeyInUse, Once
 from app.sessions.journal import TAKE_S, Journal
 from app.sessions.requests import DelegationInput, ResumeInput, RunInput
-from app.sessions.service import Sessions, Started
+from app.sessions.service import Sessions, Started, not_taken_up
 from app.sessions.views import started_view
 
 MAX_UNREAD = 100  # messages that one run has not read: nobody means to say more at once
@@ -59,6 +59,9 @@ class FollowUps:
             if run is not None:
                 return run
             row = await self._sessions.run(tenant, run_id)
+            if row["status"] not in FINAL_STATUSES:
+                self._sessions.check_open()  # the next process goes on with it
+                raise not_taken_up(f"run {run_id}")
         raise Conflict(
             f"run {run_id} is {row['status']} and reads no messages any more: POST /v1/runs/{run_id}/resume starts a "
             "run that goes on with its memory",

@@ -81,6 +81,7 @@ class Recovery:
         self._waiting: dict[str, asyncio.Task[None]] = {}
         self._untold: dict[str, set[str]] = {}
         self._unread: set[str] = set()  # sessions that could not be read yet
+        self._put_off: set[str] = set()  # sessions that are left to the next process
         self._stopped = asyncio.Event()
 
     async def run(self) -> int:
@@ -115,7 +116,7 @@ class Recovery:
 
     async def ready(self, session_id: str) -> None:
         """Wait until what was left of a session is gone on with or closed: nothing is begun in it before that. Raises
-        `Unavailable` when the session cannot be read for long."""
+        `Unavailable` when the session cannot be read for long, or is left to the next process."""
         while (task := self._waiting.get(session_id)) is not None and not task.done():
             await asyncio.wait([task], timeout=TAKE_S)
             if not task.done() and session_id in self._unread:
@@ -123,6 +124,8 @@ class Recovery:
                     "what was in flight in the session cannot be read at the moment: try again in a moment",
                     code="store_unavailable",
                 )
+        if session_id in self._put_off:
+            raise Unavailable("the service is stopping: the next process takes this up", code=STOPPING)
 
     async def settled(self) -> None:
         """Wait until all sessions are."""
@@ -162,6 +165,7 @@ class Recovery:
         handoffs: list[Row],
     ) -> None:
         """One session, looked at until it could be read: until then nobody knows what is open in it."""
+        self._put_off.add(session_id)
         await begin.wait()
         for pause_s in pauses():
             async with few:
@@ -186,6 +190,7 @@ class Recovery:
         if self.going_on is None:
             await self._end(left)
             faults.hit("recovery.recorded")
+            self._put_off.discard(session_id)
             return True
         try:
             await self.going_on.session(left, self._close)
@@ -195,6 +200,7 @@ class Recovery:
                 _unread(session_id, error)
                 return False
             log.warning("session %s is left as it is: the service is stopping", session_id)
+            return True
         except Exception as error:  # border: whatever it is, nothing may be said to run that does not
             known = isinstance(error, SubagentdError)
             log.warning("session %s cannot be gone on with: %s", session_id, error, exc_info=not known)
@@ -202,6 +208,7 @@ class Recovery:
             left.reasons = dict.fromkeys(left.traces, why)
             self.going_on.give_back(left.open_runs)
             await self._end(left)
+        self._put_off.discard(session_id)
         return True
 
     async def _left(self, tenant: str, session_id: str, open_runs: list[Row], handoffs: list[Row]) -> Left:

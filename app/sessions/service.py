@@ -18,6 +18,7 @@ from app.agent.definition import MAX_STEPS, AgentDefinition
 from app.agent.delegation import Roster, chosen
 from app.agent.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from app.agent.notices import Notice, NoticeKind
+from app.agent.patience import STOPPING
 from app.agent.policy import BudgetLimits, HandoffPolicy, Reaction
 from app.agent.runs import (
     FINAL_STATUSES,
@@ -112,11 +113,15 @@ class Sessions:
         self._journal.release(session.id)
         return await self.session(tenant, session.id)
 
+    def check_open(self) -> None:
+        """Raises `Unavailable` when the service is stopping: nothing is begun any more."""
+        if self.stopping:
+            raise Unavailable("the service is stopping: try again in a moment", code=STOPPING)
+
     def draft(self, tenant: str, given: SessionInput, *, lead: bool = True) -> Session:
         """The session that a request describes, not yet recorded: everything that can be refused is refused here.
         `lead` False: without a lead agent unless one is named."""
-        if self.stopping:
-            raise Unavailable("the service is stopping: try again in a moment", code="stopping")
+        self.check_open()
         agent = given.agent or (self._defaults.agent if lead else None)
         session = self._opening.new(tenant, given, agent)
         if agent is not None:
@@ -197,8 +202,7 @@ class Sessions:
     @asynccontextmanager
     async def opened(self, session: Session, more: Mapping[str, int] = NOTHING_MORE) -> AsyncIterator[None]:
         """Keep a session's numbers at hand while something is recorded in it. `more`: spent by runs that are open."""
-        if self.stopping:
-            raise Unavailable("the service is stopping: try again in a moment", code="stopping")
+        self.check_open()
         counters = FRESH
         if not self._supervisor.knows(session.id):
             await self._journal.flush(TAKE_S)  # what the counters are read from
@@ -459,10 +463,20 @@ class Sessions:
         if found is None or found[0].tenant != tenant:
             row = await self._run_row(tenant, run_id)  # raises for an unknown one
             await self.gate(row["session_id"])  # one in the air must not wait for the store
+            await self._check_taken_up(tenant, run_id)
         ended = await self._supervisor.cancel(run_id)
         await self._journal.flush(TAKE_S, of=None if found is None else found[0].session_id)
         row = await self._run_row(tenant, run_id)
         return {"id": run_id, "status": row["status"], "cancelled": list(ended)}
+
+    async def _check_taken_up(self, tenant: str, run_id: str) -> None:
+        """Raises `Unavailable` for a run of an earlier process that has not ended and is not in the air yet: the run
+        above it, or a place, comes first."""
+        if self._supervisor.flying(run_id):
+            return
+        row = await self._run_row(tenant, run_id)
+        if row["status"] not in FINAL_STATUSES:
+            raise not_taken_up(f"run {run_id}")
 
     # ── views of the stream ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -523,6 +537,14 @@ def _untold(rows: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
             task_id=row["handoff_id"],
             lead=row["depth"] == 0,
         )
+
+
+def not_taken_up(what: str) -> Unavailable:
+    """What an earlier process has left, and nobody here has in hand as yet."""
+    return Unavailable(
+        f"{what} is being taken up after a restart: try again in a moment, or turn to the run above it",
+        code="not_taken_up",
+    )
 
 
 def _no_session(session_id: str) -> NotFound:

@@ -16,7 +16,7 @@ from app.agent.ids import now_us
 from app.agent.supervisor import RunSupervisor
 from app.sessions.audit import Page
 from app.sessions.journal import TAKE_S, Journal
-from app.sessions.service import Sessions
+from app.sessions.service import Sessions, not_taken_up
 from app.sessions.views import task_view
 
 Row = Mapping[str, Any]
@@ -158,6 +158,8 @@ class Tasks:
         cancelled = await self._handoffs.open.cancel(session, task_id)
         if not cancelled:
             await self._handoffs.open.ended(task_id, ENDING_S)  # somebody else may be ending it
+            if not self._handoffs.open.knows(task_id) and (await self._row(tenant, task_id))["ended_at"] is None:
+                raise not_taken_up(f"task {task_id}")
         await self._journal.flush(TAKE_S, of=session.id)
         return await self.get(tenant, task_id) | {"cancelled": cancelled}
 

@@ -11,7 +11,6 @@ import pytest
 from app.agent import patience
 from app.agent.errors import Unavailable
 from app.agent.tools import ToolContext
-from app.sessions import recovery as recovery_module
 from tests.agent.probes import Probe
 from tests.plan import ask, behind, call, execute, task
 from tests.sessions.lives import Story, row_problems, still
@@ -79,12 +78,11 @@ async def test_a_read_that_fails_for_a_while_ends_no_run(tmp_path: Path, read: s
 
 @pytest.mark.parametrize("read", READS)
 async def test_a_stop_during_a_slow_read_says_nothing_of_the_session_and_the_next_process_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+    tmp_path: Path, read: str
 ) -> None:
     async def begin(w: World) -> None:
         await w.run(task({"calls": [ask(task({"calls": [call("look", key="b")]}, "child"))]}, "The end."))
 
-    monkeypatch.setattr(recovery_module, "STOP_S", 0)
     story = Story(begin)
     whole = await story.whole(tmp_path)
     async with story.ends(tmp_path / "whole") as w:
@@ -234,7 +232,8 @@ async def test_what_is_read_until_the_service_has_ended_is_left_to_the_next_one(
         gate.set()
         async with asyncio.timeout(WAIT_S):
             await w.recovery.settled()
-            await opened
+            with pytest.raises(Unavailable, match="next process"):
+                await opened
         assert (w.supervisor.in_flight, len(await w.rows("events"))) == (0, before)
     async with story.begun(tmp_path / "died") as w:
         await still(w)
