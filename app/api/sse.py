@@ -181,7 +181,7 @@ async def events(request: Request, asked: Asked, view: View, look: Look) -> Resp
     if over:
         head = await asked.services.feed.head(view)
         over = look.after <= head  # a cursor of another database: the stream says so and begins anew
-    if look.after and not over:
+    if not over and (look.after or view.ended_seq is not None):
         await _kept(asked, view, look.after)
     if wants_stream(request, default=True):
         if over:
@@ -192,9 +192,10 @@ async def events(request: Request, asked: Asked, view: View, look: Look) -> Resp
 
 
 async def _kept(asked: Asked, view: View, after: int) -> None:
-    """Raises `Gone` when events behind a cursor were removed for their age: a client that goes on would miss them."""
+    """Raises `Gone` when events behind a cursor were removed for their age: a client that goes on would miss them. And
+    without one when that which ended the view was: it would be waited for in vain."""
     oldest = await asked.services.feed.oldest(view, after)
-    if after < oldest - 1:
+    if 0 < after < oldest - 1 or (view.ended_seq is not None and view.ended_seq < oldest):
         state = f"/v1/sessions/{view.session_id}/tree"
         raise Gone(
             f"the events behind {after} are older than they are kept (audit.retention_h): the oldest is {oldest}. Read "

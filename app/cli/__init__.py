@@ -142,6 +142,7 @@ def _asked(session: str | None, url: str | None, db: str | None, tenant: str | N
     """Which messages of which place; ends the command where that makes no sense."""
     from app.cli.audit import Asked, time_of  # noqa: PLC0415
     from app.sessions.audit import MessageFilter  # noqa: PLC0415
+    from app.wire import clean  # noqa: PLC0415
 
     _one_place(url, db, tenant)
     for name in ("since", "until"):
@@ -154,6 +155,7 @@ def _asked(session: str | None, url: str | None, db: str | None, tenant: str | N
         raise click.UsageError(f"--role {filters['role']!r}: there are system, user, assistant and tool")
     if filters["text"] == "":
         raise click.UsageError("--text is empty: say what to look for")
+    filters["text"] = clean(filters["text"])  # an argument may be no UTF-8
     given = MessageFilter(session_id=session, run_id=filters.pop("run"), **filters)
     return Asked(settings=settings_or_exit(db=db), url=url, tenant=tenant or "default", filters=given)
 

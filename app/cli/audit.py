@@ -194,7 +194,8 @@ class _Tally:
             echo_json(found)
         elif found["ok"]:
             head = found["head"]
-            click.echo(f"ok   {found['session_id']}  {found['events']} events, head {head['id']} {head['hash']}")
+            gone = f" ({found['removed']} of them removed for their age)" if found["removed"] else ""
+            click.echo(f"ok   {found['session_id']}  {found['events']} events{gone}, head {head['id']} {head['hash']}")
         else:
             bad = found["first_bad"]
             click.echo(f"BAD  {found['session_id']}  event {bad['id']}: {bad['problem']}")

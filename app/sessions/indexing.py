@@ -82,8 +82,8 @@ class Indexing:
             except Unavailable as error:
                 log.info("the text index waits for the store: %s", error)
                 await self._pause(AWAY_S)
-            except Exception as error:  # border of the task: without it, searches go on as if nothing were indexed
-                self.problem = f"the text index is not kept up: {error}"
+            except Exception:  # border of the task: without it, searches look at what is not indexed one by one
+                self.problem = "the text index is not kept up, the log of the service says why; searches are slower"
                 log.exception("the text index could not be filled; it is tried again")
                 await self._pause(FAILED_S)
 

@@ -63,6 +63,12 @@ def is_damage(problem: BaseException | None) -> bool:
     return str(getattr(problem.orig, "sqlstate", "")) in ("XX001", "XX002")
 
 
+def is_index_damage(problem: BaseException | None) -> bool:
+    """Whether SQLite's text index is broken, and nothing else as far as it knows."""
+    code = getattr(getattr(problem, "orig", None), "sqlite_errorcode", None)
+    return code == sqlite3.SQLITE_CORRUPT_VTAB
+
+
 def reason(problem: BaseException) -> str:
     """The error in one short line, without statement and parameters: those hold what people wrote."""
     original = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem

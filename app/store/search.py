@@ -4,6 +4,7 @@ What the index gives are candidates; whether they hold the text is decided on th
 in either case, everything else as it is written.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from string import ascii_lowercase, ascii_uppercase
@@ -13,10 +14,14 @@ import msgspec
 from sqlalchemy import Executable, Text, bindparam, cast, func, select, text
 
 from app.sessions.audit import SHORTEST
+from app.sessions.ports import TransientStoreError
+from app.store.failures import is_index_damage
 from app.store.reader import Reader
 from app.store.tables import messages
 from app.store.text_index import mark
 from app.store.upkeep_tables import text_index
+
+log = logging.getLogger(__name__)
 
 CANDIDATES = 20_000  # looked at one by one: 0.1 s; a text that more may hold is found sooner by walking along the log
 PART, PART_CHARS = 100, 70_000  # messages of one transaction of the indexer: 5 to 10 ms
@@ -109,7 +114,13 @@ class TextIndex:
 
     async def _found(self, tenant: str, wanted: str, limit: int) -> list[int] | None:
         if self._reader.dialect == "sqlite":
-            return await self._numbers(_fts, {"match": match_of(tenant, wanted), "limit": limit})
+            try:
+                return await self._numbers(_fts, {"match": match_of(tenant, wanted), "limit": limit})
+            except TransientStoreError as error:
+                if not is_index_damage(error.__cause__):
+                    raise
+                log.error("the text index is damaged, and a text is looked for without it: %s", error)
+                return None
         if not await self._extracts(wanted):
             return None
         return await self._numbers(_trgm, {"tenant": tenant, "pattern": pattern_of(wanted), "limit": limit})

@@ -4,14 +4,20 @@ Works on the writing connection, inside the transaction of its caller; `search.p
 how far the index is; it moves in the transaction that fills the index, so that the two cannot disagree.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, text, update
+from sqlalchemy.exc import DBAPIError
 
+from app.store.failures import is_index_damage
 from app.store.tables import messages
 from app.store.upkeep_tables import text_index
+
+log = logging.getLogger(__name__)
 
 MERGED_PAGES = 64  # of one transaction: about 10 ms
 PURGE_WANTED, PURGE_UNDER_WAY = 1, 2
@@ -26,6 +32,7 @@ _between = (
 )
 _ADD = "INSERT INTO messages_text (rowid, content) VALUES (?, ?)"
 _REMOVE = "INSERT INTO messages_text (messages_text, rowid, content) VALUES ('delete', ?, ?)"
+_EMPTY = "INSERT INTO messages_text (messages_text) VALUES ('delete-all')"
 _MERGE = "INSERT INTO messages_text (messages_text, rank) VALUES ('merge', ?)"
 _COPY = text(
     'INSERT INTO messages_text (tenant_id, row_id, content) SELECT tenant_id, row_id, lower(content COLLATE "C") '
@@ -53,9 +60,8 @@ def index_messages(connection: Connection, upto: int) -> None:
     span = {"after": state.upto, "upto": upto}
     if connection.dialect.name == "sqlite":
         rows = connection.execute(_between, span).all()
-        if rows:
-            connection.exec_driver_sql(_ADD, [(row.row_id, mark(row.tenant_id) + row.content) for row in rows])
-            connection.exec_driver_sql(_MERGE, (MERGED_PAGES,))
+        if rows and not _in_fts(connection, partial(_into_fts, connection, rows)):
+            return
     else:
         connection.execute(_COPY, span)
     connection.execute(update(text_index).values(upto=upto))
@@ -69,10 +75,31 @@ def forget_messages(connection: Connection, which: ColumnElement[bool]) -> None:
     if not rows:
         return
     if connection.dialect.name == "sqlite":
-        _out_of_fts(connection, rows)
-        connection.execute(update(text_index).values(purge=PURGE_WANTED))
+        if _in_fts(connection, partial(_out_of_fts, connection, rows)):
+            connection.execute(update(text_index).values(purge=PURGE_WANTED))
     else:
         connection.execute(_copies, {"rows": [row.row_id for row in rows]})
+
+
+def _in_fts(connection: Connection, work: Callable[[], object]) -> bool:
+    """Change the index. False: it is broken, was emptied instead, and is filled again from the first message on: facts
+    are stored and erased whatever becomes of it."""
+    try:
+        with connection.begin_nested():
+            work()
+    except DBAPIError as problem:
+        if not is_index_damage(problem):
+            raise
+        log.error("the text index is damaged, and made anew: %s", problem.orig)
+        connection.exec_driver_sql(_EMPTY)
+        connection.execute(update(text_index).values(upto=0, purge=0))
+        return False
+    return True
+
+
+def _into_fts(connection: Connection, rows: Sequence[Any]) -> None:
+    connection.exec_driver_sql(_ADD, [(row.row_id, mark(row.tenant_id) + row.content) for row in rows])
+    connection.exec_driver_sql(_MERGE, (MERGED_PAGES,))
 
 
 def _out_of_fts(connection: Connection, rows: Sequence[Any]) -> None:
@@ -87,7 +114,9 @@ def purge(connection: Connection) -> None:
         return
     first = state.purge == PURGE_WANTED
     before = _changes(connection)
-    connection.exec_driver_sql(_MERGE, (-MERGED_PAGES if first else MERGED_PAGES,))
+    merge = partial(connection.exec_driver_sql, _MERGE, (-MERGED_PAGES if first else MERGED_PAGES,))
+    if not _in_fts(connection, merge):
+        return
     done = not first and _changes(connection) - before < 2  # SQLite's sign that there was nothing left to merge
     connection.execute(update(text_index).values(purge=0 if done else PURGE_UNDER_WAY))
 

@@ -110,11 +110,12 @@ async def frames(http: aiohttp.ClientSession, path: str, **headers: str) -> tupl
 async def test_a_log_without_its_front_says_so_to_every_reader(tmp_path: Path) -> None:
     env = {**script(tmp_path, PLAY), **SEALED}
     async with serving(tmp_path, env=env) as service, service.client() as client:
-        session = await done(client)
+        session, deep = await done(client), await done(client)
         whole = await events_of(client, f"/v1/sessions/{session}/events")
         where = str(service.database)
     head = whole[-1]["id"]
     await prune(where, session, 10)
+    await prune(where, deep, head - 3)
     async with (
         serving(tmp_path, env=env) as service,
         service.client() as client,
@@ -144,6 +145,10 @@ async def test_a_log_without_its_front_says_so_to_every_reader(tmp_path: Path) -
         status, seen = await frames(http, f"/v1/runs/{root['id']}/events?types=message")
         assert seen[0][0] == "stream.reset"
         assert seen[1][1]["id"] > 10
+
+        (below,) = (await client.page(f"/v1/sessions/{deep}/tree"))["runs"][0]["children"]
+        status, ((_, told),) = await frames(http, f"/v1/runs/{below['id']}/events")
+        assert (status, told["oldest"], told["state"]) == (410, head - 2, f"/v1/sessions/{deep}/tree")
 
         found = await verified(client, session)
         assert (found["ok"], found["removed"], found["events"]) == (True, 10, head)

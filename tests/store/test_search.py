@@ -389,3 +389,24 @@ def test_candidates_are_read_by_their_number_and_walks_go_along_an_index(file: P
         walks = [step for step in plan if step not in merging]
         assert all(step.startswith(f"SEARCH messages USING {how} ix_messages_") for step in walks), plan
         assert len(walks) == (4 if len(plan) > 1 else 1), "one for each role where none is given"
+
+
+@pytest.mark.spec("12.3", "12.4", "14.2")
+async def test_a_damaged_index_costs_no_fact_and_no_answer_and_is_made_anew_once_it_is_noticed(
+    sqlite_store: Store, file: Path
+) -> None:
+    gone = said(sqlite_store, *["needle that goes"] * 60)
+    said(sqlite_store, "needle that stays")
+    await indexed(sqlite_store)
+    with sqlite3.connect(file) as connection:
+        connection.execute("DELETE FROM messages_text_data WHERE id > 10")  # all but what says where things are
+    said(sqlite_store, "needle that is new")
+    assert len(await found(sqlite_store, "needle", since=0)) == 62
+    await indexed(sqlite_store)
+    assert len(await found(sqlite_store, "needle", since=0)) == 62
+    sqlite_store.stored(gone.closed("deleted"))
+    assert await found(sqlite_store, "needle", since=0) == ["needle that stays", "needle that is new"]
+    sqlite_store.stored(writes=[PURGE])  # here it is noticed
+    assert await sqlite_store.number("SELECT upto + purge FROM text_index") == 0
+    await indexed(sqlite_store)
+    assert len(await TextIndex(sqlite_store.database.reader).candidates(TENANT, "needle") or ()) == 2
