@@ -13,6 +13,7 @@ from app.sessions.verifying import Checked
 from app.store.database import looking_connection, writing_connection
 from app.store.pruning import STEP
 from app.store.retention import SqlRetentionStore
+from app.store.search import TextIndex
 from app.store.verifying import Chains
 from tests.store.conftest import AUDIT_KEY, Store
 from tests.store.facts import START, Facts
@@ -249,6 +250,7 @@ async def test_a_closed_session_keeps_nothing_that_is_old(store: Store) -> None:
     assert check(store, facts).flaw is None
     assert check(store, stays).flaw is None
     hits = await found(store, "turn 1")
+    assert len(await TextIndex(store.database.reader).candidates("default", "turn 1") or ()) == len(hits)
     assert len(hits) == len([r for r in await store.rows("messages") if r["content"] == "turn 1"]) > 0
     retention = SqlRetentionStore(store.database.reader)
     rows = {row["id"]: row for row in await retention.sessions(("", ""), 10)}
