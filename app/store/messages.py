@@ -1,6 +1,8 @@
 """Reads the audit trail back: messages, tool calls and decisions in filtered pages (`AuditStore`)."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
@@ -28,6 +30,7 @@ from app.store.tables import decisions, messages, tool_calls
 from app.wire import clean, encode
 
 EXPORT_PAGE = 500
+SEARCHES = 2  # at a time: a search may read for a second, and others need some of the readers meanwhile
 LOOKED_AT = 5_000  # rows that may not fit, for a page: about 10 ms; for a count twice as many
 _EACH_ROLE = ("role", tuple(role.value for role in Role))
 
@@ -70,6 +73,7 @@ class SqlAuditStore:
     def __init__(self, reader: Reader, *, scanned: int = MAX_SCANNED, looked_at: int = LOOKED_AT) -> None:
         self._reader = reader
         self._index = TextIndex(reader)
+        self._turns = asyncio.Semaphore(SEARCHES)
         self._scanned = scanned
         self._looked_at = looked_at
 
@@ -77,7 +81,11 @@ class SqlAuditStore:
         self, tenant: str, filters: MessageFilter, *, cursor: str | None = None, limit: int = 50
     ) -> Page:
         """One page of messages."""
-        return await self._page(messages, MESSAGE_ORDERS, tenant, filters, cursor, limit)
+        async with self._turn(filters):
+            return await self._page(messages, MESSAGE_ORDERS, tenant, filters, cursor, limit)
+
+    def _turn(self, filters: MessageFilter) -> AbstractAsyncContextManager[None]:
+        return nullcontext() if filters.text is None else self._turns
 
     async def calls(self, tenant: str, filters: CallFilter, *, cursor: str | None = None, limit: int = 50) -> Page:
         """One page of tool calls."""
@@ -94,15 +102,16 @@ class SqlAuditStore:
         given = _given(filters)
         if _nothing(given):
             return Counted(count=0)
-        edge: Record | None
         if isinstance(filters, MessageFilter) and filters.text is not None:
-            asked, parameters, edge = await self._narrowed(tenant, filters, None)
+            async with self._turns:
+                return await self._counted(*await self._narrowed(tenant, filters, None))
+        if isinstance(filters, DecisionFilter):
+            asked = question(decisions, DECISION_ORDERS, given, filters.newest_first)
         else:
-            table, orders = (
-                (decisions, DECISION_ORDERS) if isinstance(filters, DecisionFilter) else (messages, MESSAGE_ORDERS)
-            )
-            asked = question(table, orders, given, filters.newest_first)
-            asked, parameters, edge = await self._bounded(asked, {"tenant": tenant, **given}, 2 * self._looked_at)
+            asked = question(messages, MESSAGE_ORDERS, given, filters.newest_first)
+        return await self._counted(*await self._bounded(asked, {"tenant": tenant, **given}, 2 * self._looked_at))
+
+    async def _counted(self, asked: Question, parameters: dict[str, Any], edge: Record | None) -> Counted:
         row = await self._reader.row(asked.count(), parameters)
         count = 0 if row is None else int(row["count"])
         return Counted(count=count, bounded=edge is not None and count < MAX_COUNT)
@@ -113,9 +122,10 @@ class SqlAuditStore:
             return
         cursor: str | None = None
         while True:
-            asked, parameters, edge = await self._asked(messages, MESSAGE_ORDERS, tenant, filters, cursor)
-            page = replace(asked, shown=EXPORTED).page()
-            rows = await self._reader.tuples(page, {**parameters, "limit": EXPORT_PAGE})
+            async with self._turn(filters):
+                asked, parameters, edge = await self._asked(messages, MESSAGE_ORDERS, tenant, filters, cursor)
+                page = replace(asked, shown=EXPORTED).page()
+                rows = await self._reader.tuples(page, {**parameters, "limit": EXPORT_PAGE})
             if rows:
                 yield rows
             if len(rows) == EXPORT_PAGE:

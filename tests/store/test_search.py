@@ -1,12 +1,14 @@
 """Looking for texts: what is indexed, what is not yet, and what is gone; every answer is bounded and says so."""
 
+import asyncio
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Executable
 from sqlalchemy.dialects import sqlite
 
 from app.agent import faults
@@ -20,6 +22,7 @@ from app.store.location import locate
 from app.store.messages import MESSAGE_ORDERS, SqlAuditStore
 from app.store.migrate import upgrade
 from app.store.pages import question
+from app.store.reader import Reader, Record
 from app.store.search import TextIndex, match_of
 from app.store.tables import messages
 from tests.store.conftest import Store
@@ -412,3 +415,32 @@ async def test_a_damaged_index_costs_no_fact_and_no_answer_and_is_made_anew_once
     assert await sqlite_store.number("SELECT upto + purge FROM text_index") == 0
     await indexed(sqlite_store)
     assert len(await TextIndex(sqlite_store.database.reader).candidates(TENANT, "needle") or ()) == 2
+
+
+class Watched(Reader):
+    """Notes how many statements were under way at a time."""
+
+    under_way = most = 0
+
+    async def rows(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> list[Record]:
+        """See `Reader.rows`."""
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            return await super().rows(statement, parameters)
+        finally:
+            self.under_way -= 1
+
+
+@pytest.mark.spec("12.4")
+async def test_searches_leave_readers_to_others(sqlite_store: Store) -> None:
+    said(sqlite_store, *["needle"] * 20)
+    reader = Watched(sqlite_store.database._engine)
+    audit = SqlAuditStore(reader)
+    asked = MessageFilter(text="needle")
+    found, counted = await asyncio.gather(
+        asyncio.gather(*(audit.messages(TENANT, asked) for _ in range(9))),
+        asyncio.gather(*(audit.count(TENANT, asked) for _ in range(9))),
+    )
+    assert {len(page.items) for page in found} == {count.count for count in counted} == {20}
+    assert reader.most == 2
