@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,16 @@ import pytest
 from sqlalchemy import Executable
 from sqlalchemy.dialects import sqlite
 
-from app.agent import faults
 from app.agent.errors import InvalidRequest
 from app.agent.events import Write
 from app.sessions.audit import MAX_COUNT, MessageFilter
-from app.sessions.ports import TransientStoreError
-from app.store import search, text_index
-from app.store.database import Database, writing_connection
-from app.store.location import locate
+from app.store import search
 from app.store.messages import MESSAGE_ORDERS, SqlAuditStore
-from app.store.migrate import upgrade
 from app.store.pages import question
 from app.store.reader import Reader, Record
 from app.store.search import TextIndex, match_of
 from app.store.tables import messages
+from tests.longer import times
 from tests.store.conftest import Store
 from tests.store.facts import Facts
 from tests.store.test_pages import DIRECTIONS
@@ -35,9 +31,6 @@ TENANT = "default"
 def moved(upto: int) -> Write:
     """What the indexer writes."""
     return Write(table="text_index", values={"tenant_id": TENANT, "upto": upto}, key=("tenant_id",))
-
-
-PURGE = Write(table="text_index", values={"tenant_id": TENANT, "purge": True}, key=("tenant_id",))
 
 
 async def indexed(store: Store) -> None:
@@ -66,12 +59,6 @@ async def found(store: Store, text: str, tenant: str = TENANT, **filters: Any) -
         if cursor is None:
             return seen
     raise AssertionError("the pages do not end")
-
-
-@pytest.fixture(autouse=True)
-def disarmed() -> Iterator[None]:
-    yield
-    faults.disarm()
 
 
 INDEXED = pytest.mark.parametrize("in_index", [True, False], ids=["indexed", "not yet indexed"])
@@ -181,12 +168,12 @@ async def test_pages_and_counts_with_a_text_are_those_without_it_where_it_stands
     facts, other = Facts(tick=0), Facts(tick=0)
     runs = [facts.run(), facts.run(agent="scout"), other.run()]
     store.stored(facts.created(), other.created(), facts.queued(runs[0]), facts.queued(runs[1]), other.queued(runs[2]))
-    for number in range(40):
+    for number in range(times(24, 60)):
         source = other if number % 3 == 2 else facts
         text = f"{number} needle" if number % 4 else f"{number} hay"
         source.ts += (0, 0, 5, -2)[number % 4]
         store.stored(source.message(runs[number % 3], ("user", "assistant")[number % 2], text))
-        if number == 25:
+        if number == 15:
             await indexed(store)
     sessions = (None, facts.session.id, other.session.id)
     asked = [MessageFilter(session_id=session, agent=agent) for session in sessions for agent in (None, "scout")]
@@ -248,133 +235,6 @@ async def test_a_cursor_of_another_order_is_refused_with_a_text_too(store: Store
             await store.audit.messages(TENANT, filters, cursor=page.next)
 
 
-# ── the index ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.spec("12.4")
-async def test_index_and_its_end_move_together_or_not_at_all(store: Store) -> None:
-    said(store, "one needle", "two needle")
-    upto = await TextIndex(store.database.reader).next_part()
-    assert upto is not None
-
-    def lost() -> None:
-        raise TransientStoreError("the process died")
-
-    faults.arm("store.commit", lost)
-    with pytest.raises(TransientStoreError):
-        store.write(writes=[moved(upto)])
-    faults.disarm()
-    assert await store.number("SELECT upto FROM text_index") == 0
-    assert await found(store, "needle") == ["one needle", "two needle"]
-    faults.arm("store.committed", lost)
-    with pytest.raises(TransientStoreError):
-        store.write(writes=[moved(upto)])
-    faults.disarm()
-    store.stored(writes=[moved(upto)])  # its answer was lost, so it comes again
-    assert await store.number("SELECT upto FROM text_index") == upto
-    store.stored(writes=[moved(1)])
-    assert await store.number("SELECT upto FROM text_index") == upto, "it never goes back"
-    assert await TextIndex(store.database.reader).next_part() is None
-    assert len(await TextIndex(store.database.reader).candidates(TENANT, "needle") or ()) == 2
-    assert await found(store, "needle") == ["one needle", "two needle"]
-
-
-@pytest.mark.spec("12.4")
-async def test_a_part_for_the_indexer_is_bounded_by_messages_and_characters(store: Store) -> None:
-    said(store, *["x"] * 150, "y" * 80_000, "y" * 69_000, "y" * 2_000)
-    index, sizes, before = TextIndex(store.database.reader), [], 0
-    while (upto := await index.next_part()) is not None:
-        store.stored(writes=[moved(upto)])
-        sizes.append(upto - before)
-        before = upto
-    assert sizes == [100, 50, 1, 1, 1]
-
-
-@pytest.mark.spec("12.4", "14.2")
-async def test_what_a_deleted_session_said_is_not_found_whatever_was_indexed(store: Store) -> None:
-    gone, stays = said(store, "old needle"), said(store, "needle that stays")
-    await indexed(store)
-    run = gone.run()
-    store.stored(gone.queued(run), gone.message(run, "user", "new needle"))
-    store.stored(gone.closed("deleted"))
-    assert await found(store, "needle") == ["needle that stays"]
-    await indexed(store)
-    assert await found(store, "needle") == ["needle that stays"]
-    assert len(await TextIndex(store.database.reader).candidates(TENANT, "needle") or ()) == 1
-    assert stays.session.id != gone.session.id
-
-
-def terms(path: Path) -> Sequence[bytes]:
-    with sqlite3.connect(path) as connection:
-        return [row[0] for row in connection.execute("SELECT block FROM messages_text_data")]
-
-
-@pytest.mark.spec("12.4", "14.2")
-async def test_nothing_of_a_deleted_session_is_left_in_the_index(sqlite_store: Store, file: Path) -> None:
-    secret, part = "鱻鱻鱻", b"\xbb\xe9\xb1\xbb\xe9\xb1\xbb"  # terms share at most their first bytes with others
-    gone = said(sqlite_store, f"the word is {secret}", *["padding of many words"] * 50)
-    await indexed(sqlite_store)
-    for number in range(5):
-        said(sqlite_store, *(f"other texts {number}" for _ in range(120)))
-        await indexed(sqlite_store)
-    assert any(part in block for block in terms(file))
-    sqlite_store.stored(gone.closed("deleted"))
-    assert await sqlite_store.number("SELECT purge FROM text_index") == text_index.PURGE_WANTED
-    index = TextIndex(sqlite_store.database.reader)
-    for _ in range(200):
-        if not await index.purging():
-            break
-        sqlite_store.stored(writes=[PURGE])
-    assert not await index.purging()
-    assert not any(part in block for block in terms(file))
-    assert len(await found(sqlite_store, "other texts 3")) == 120
-    sqlite_store.writer.close()
-    await sqlite_store.database.close()
-    assert part not in file.read_bytes()
-
-
-@pytest.mark.spec("12.4")
-async def test_the_index_of_sqlite_agrees_with_itself(sqlite_store: Store) -> None:
-    facts = [said(sqlite_store, *(f"{number} words {number * 7}" for number in range(90))) for _ in range(4)]
-    await indexed(sqlite_store)
-    sqlite_store.stored(facts[1].closed("deleted"))
-    said(sqlite_store, "words at the end")
-    await indexed(sqlite_store)
-    assert len(await TextIndex(sqlite_store.database.reader).candidates(TENANT, "words") or ()) == 271
-
-
-@pytest.mark.postgres
-@pytest.mark.spec("12.1", "12.4")
-async def test_without_pg_trgm_texts_are_found_one_by_one_and_readiness_says_why(postgres_url: str) -> None:
-    with writing_connection(locate(postgres_url), "OFF", 1000) as connection, connection.begin():
-        connection.exec_driver_sql("DROP INDEX ix_messages_text_trigrams")
-    database = Database(postgres_url)
-    await database.open()
-    store = Store(database)
-    index = TextIndex(database.reader)
-    assert "pg_trgm could not be made" in (await index.missing() or "")
-    said(store, "one needle", "two hays")
-    assert await found(store, "needle") == ["one needle"]
-    await indexed(store)  # it was there before, and somebody took it away
-    assert await index.candidates(TENANT, "needle") is None
-    assert await found(store, "needle") == ["one needle"]
-    store.writer.close()
-    await database.close()
-
-
-@pytest.mark.postgres
-@pytest.mark.spec("12.1", "12.4")
-async def test_where_the_extension_may_not_be_made_the_migration_goes_on_without(empty_postgres_url: str) -> None:
-    with writing_connection(locate(empty_postgres_url), "OFF", 1000) as connection, connection.begin():
-        taken = "CREATE FUNCTION similarity(text, text) RETURNS real LANGUAGE sql AS 'SELECT 1::real'"
-        connection.exec_driver_sql(taken)
-    assert upgrade(empty_postgres_url)
-    database = Database(empty_postgres_url)
-    await database.open()
-    assert await TextIndex(database.reader).missing() is not None
-    await database.close()
-
-
 @pytest.mark.spec("12.4")
 def test_candidates_are_read_by_their_number_and_walks_go_along_an_index(file: Path) -> None:
     by_number = replace(question(messages, MESSAGE_ORDERS, {}, True), text=True, among=True)
@@ -394,27 +254,6 @@ def test_candidates_are_read_by_their_number_and_walks_go_along_an_index(file: P
         walks = [step for step in plan if step not in merging]
         assert all(step.startswith(f"SEARCH messages USING {how} ix_messages_") for step in walks), plan
         assert len(walks) == (4 if len(plan) > 1 else 1), "one for each role where none is given"
-
-
-@pytest.mark.spec("12.3", "12.4", "14.2")
-async def test_a_damaged_index_costs_no_fact_and_no_answer_and_is_made_anew_once_it_is_noticed(
-    sqlite_store: Store, file: Path
-) -> None:
-    gone = said(sqlite_store, *["needle that goes"] * 60)
-    said(sqlite_store, "needle that stays")
-    await indexed(sqlite_store)
-    with sqlite3.connect(file) as connection:
-        connection.execute("DELETE FROM messages_text_data WHERE id > 10")  # all but what says where things are
-    said(sqlite_store, "needle that is new")
-    assert len(await found(sqlite_store, "needle", since=0)) == 62
-    await indexed(sqlite_store)
-    assert len(await found(sqlite_store, "needle", since=0)) == 62
-    sqlite_store.stored(gone.closed("deleted"))
-    assert await found(sqlite_store, "needle", since=0) == ["needle that stays", "needle that is new"]
-    sqlite_store.stored(writes=[PURGE])  # here it is noticed
-    assert await sqlite_store.number("SELECT upto + purge FROM text_index") == 0
-    await indexed(sqlite_store)
-    assert len(await TextIndex(sqlite_store.database.reader).candidates(TENANT, "needle") or ()) == 2
 
 
 class Watched(Reader):
