@@ -19,6 +19,7 @@ TABLE, TENANT = "text_index", "default"
 QUIET_S = 1.0  # without a fact: larger parts cost less for each message
 PURGE_WITHIN_S = 60.0
 PURGE_STEPS = 50  # before the index is looked after again
+PURGE_REST = 10  # times as long as the last purge took: each writes the whole index anew, however little was taken out
 AWAY_S, FAILED_S = 2.0, 60.0
 
 
@@ -45,6 +46,8 @@ class Indexing:
         self._loop = asyncio.get_running_loop()
         self._stirred = asyncio.Event()
         self._last = 0.0
+        self._purge_since: float | None = None
+        self._purge_from = 0.0
         self._task: asyncio.Task[None] | None = None
         self.problem: str | None = None
 
@@ -104,9 +107,19 @@ class Indexing:
             await asyncio.sleep(self._loop.time() - begun)  # half of the time belongs to everybody else
 
     async def _purge(self) -> None:
+        rest = self._purge_from - self._loop.time()
+        if rest > 0:
+            if await self._store.purging():
+                self._loop.call_later(rest, self._stirred.set)
+            return
         for _ in range(PURGE_STEPS):
+            now = self._loop.time()
             if not await self._store.purging():
+                if self._purge_since is not None:
+                    self._purge_from = now + PURGE_REST * (now - self._purge_since)
+                    self._purge_since = None
                 return
+            self._purge_since = self._purge_since or now
             begun = self._loop.time()
             write = Write(table=TABLE, values={"tenant_id": TENANT, "purge": True}, key=("tenant_id",))
             await self._journal.write_aside(write, PURGE_WITHIN_S)

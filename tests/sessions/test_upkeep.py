@@ -179,6 +179,58 @@ async def test_the_index_holds_what_was_masked_and_never_a_secret(
         assert not any(b"zqx" in row["block"] for row in blocks)
 
 
+class Asked(TextIndex):
+    """Counts how often the indexer asked whether something is to be merged away."""
+
+    times = 0
+
+    async def purging(self) -> bool:
+        """See `TextIndex.purging`."""
+        self.times += 1
+        return await super().purging()
+
+
+@pytest.mark.spec("12.4", "14.2")
+async def test_what_was_erased_is_merged_away_and_after_that_the_index_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing_module, "QUIET_S", 0.01)
+    async with writing(tmp_path) as room:
+        index = TextIndex(room.database.reader)
+        asked = Asked(room.database.reader)
+        indexing = Indexing(room.journal, asked, lag_s=60)
+        await indexing.start()
+        talks = [room.begin() for _ in range(3)]
+        for talk in talks:
+            say(talk, *["words"] * 50)
+        await reached(room, 150)
+
+        async def erased(talk: Talk) -> None:
+            talk.record(lambda facts, _: facts.closed("deleted"))
+            await room.journal.flush()
+
+        await erased(talks[0])
+        async with asyncio.timeout(WAIT_S):
+            while await index.purging():
+                await asyncio.sleep(0.005)
+        monkeypatch.setattr(indexing_module, "PURGE_REST", 1e9)
+        await erased(talks[1])
+        async with asyncio.timeout(WAIT_S):
+            while await index.purging():
+                await asyncio.sleep(0.005)
+        last = room.begin()
+        say(last, "one more")
+        await reached(room, 151)  # so the indexer has left the merging
+        await erased(talks[2])
+        for _ in range(3):
+            before = asked.times
+            last.record()
+            await room.journal.flush()
+            await until(lambda before=before: asked.times > before)  # type: ignore[misc]
+        assert await index.purging(), "it is wanted, and waits"
+        await indexing.close()
+
+
 # ── retention ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
