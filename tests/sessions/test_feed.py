@@ -347,3 +347,20 @@ async def _first(feed: EventFeed, talk: Talk) -> Any:
             yield frame["id"]
             if frame["id"] == 2:
                 return
+
+
+@pytest.mark.spec("11.3")
+async def test_a_view_that_begins_late_does_not_read_what_lies_before(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_S), writing(tmp_path) as room:
+        room.journal.recent = Recent(0, 0)  # so that all is read from the log
+        feed, talk = EventFeed(room.log, room.bus, room.journal), room.begin()
+        for _ in range(8):
+            talk.record()
+        talk.record(close)
+        await room.journal.flush()
+        late = view(talk, begins=6, depth=0)
+        for after, first in ((0, 7), (3, 7), (8, 9)):
+            page = await feed.page(late, after, 1, 0.0)
+            assert [decode(item)["id"] for item in page["items"]] == [first]
+            frames_ = [frame for frame in await seen_by(feed, late, after) if frame["id"] is not None]
+            assert frames_[0]["id"] == first

@@ -219,6 +219,7 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
         "run": {"run_id": root.id},
         "runs": {"session_id": facts.session.id},
         "oldest": {"session_id": idle.session.id},
+        "turns": {"session_id": facts.session.id, "after": 0, "limit": 9},
         "handoffs": {"session_id": facts.session.id},
         "spent": {"session_id": facts.session.id, "currency": "USD"},
         "handoff": {"handoff_id": "ho_1"},
@@ -327,3 +328,20 @@ async def test_a_task_that_ended_without_a_notice_is_found_at_the_next_start(sto
     story.append(facts.noticed(root, "ntc_2", "ho_2"))
     store.stored(*story)
     assert [row["id"] for row in await store.runs.untold_tasks()] == ["ho_1"]
+
+
+@pytest.mark.spec("12.4", "14.6")
+async def test_turns_are_read_in_pages_without_the_runs_below_them(store: Store) -> None:
+    facts, other = Facts(), Facts()
+    turns = []
+    story = [facts.created(), other.created(), *other.whole_run(other.run())]
+    for _ in range(3):
+        turn = facts.run()
+        turns.append(turn.ordinal)
+        story += [*facts.whole_run(turn), *facts.whole_run(facts.run(parent=turn, agent="scout"))]
+    store.stored(*story)
+    assert turns == [1, 3, 5]
+    for after, limit, wanted in ((0, 2, [1, 3]), (3, 2, [5]), (1, 1, [3]), (5, 9, [])):
+        rows = await store.runs.turns("default", facts.session.id, after=after, limit=limit)
+        assert [row["ordinal"] for row in rows] == wanted
+    assert await store.runs.turns("other", facts.session.id, after=0, limit=9) == []
