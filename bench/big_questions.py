@@ -21,7 +21,7 @@ _MESSAGES = ("session_id", "run_id", "agent", "role", "tool")
 
 
 class Samples:
-    """Random rows of the largest tenant, by the numbers of rows."""
+    """Random rows of the largest tenant, by the numbers of rows; `+` keeps SQLite from another index."""
 
     def __init__(self, connection: sqlite3.Connection, random: Random) -> None:
         connection.row_factory = sqlite3.Row
@@ -41,17 +41,17 @@ class Samples:
     def message(self, more: str = "1") -> dict[str, Any]:
         """Some message."""
         at = self.random.randint(1, max(1, self._last * 9 // 10))
-        sql = f"SELECT * FROM messages WHERE row_id >= ? AND tenant_id = ? AND {more} LIMIT 1"
+        sql = f"SELECT * FROM messages WHERE row_id >= ? AND +tenant_id = ? AND {more} LIMIT 1"
         return self._one(sql, at, LARGEST)
 
     def call(self) -> dict[str, Any]:
         """What a tool has said."""
-        return self.message("tool IS NOT NULL")
+        return self.message("+tool IS NOT NULL")
 
     def decision(self) -> dict[str, Any]:
         """Some decision."""
         at = self.random.randint(1, max(1, self._decisions * 9 // 10))
-        return self._one("SELECT * FROM decisions WHERE rowid >= ? AND tenant_id = ? LIMIT 1", at, LARGEST)
+        return self._one("SELECT * FROM decisions WHERE rowid >= ? AND +tenant_id = ? LIMIT 1", at, LARGEST)
 
     def hours(self, count: int) -> dict[str, Any]:
         """So many hours, somewhere."""
@@ -188,7 +188,7 @@ def _of_decisions(samples: Samples) -> list[Kind]:
 def _others(samples: Samples) -> list[Kind]:
     def of_session(rest: str, **query: Any) -> Callable[[], Ask]:
         return lambda: (
-            f"/v1/sessions/{samples.message('session_id <> ' + repr(samples.long))['session_id']}{rest}",
+            f"/v1/sessions/{samples.message('+session_id <> ' + repr(samples.long))['session_id']}{rest}",
             query,
         )
 

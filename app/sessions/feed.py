@@ -255,13 +255,13 @@ class EventFeed:
         eye.head = -1 if head is None else head
         return True
 
-    async def _page(self, eye: _Eye, head: int) -> Sequence[Event | StoredEvent]:
+    async def _page(self, eye: _Eye, head: int, limit: int = PAGE) -> Sequence[Event | StoredEvent]:
         """What comes after the cursor: from memory when it is there, else from the log."""
         view = eye.view
         recent = self._journal.recent.after(view.session_id, eye.cursor, head)
         if recent is not None:
             return recent
-        return await self._log.page(view.tenant, view.session_id, after=eye.cursor, upto=head, limit=PAGE)
+        return await self._log.page(view.tenant, view.session_id, after=eye.cursor, upto=head, limit=limit)
 
     async def _is_cut(self, eye: _Eye, first: int) -> bool:
         """Whether what should come before event `first` was removed for its age; the cursor then moves behind it."""
@@ -377,8 +377,10 @@ class EventFeed:
     async def _collect(self, eye: _Eye, limit: int) -> list[bytes]:
         view, items = eye.view, list[bytes]()
         head = await self._head(view) or 0
+        if view.run_id is not None and view.ended_seq is not None:
+            head = min(head, view.ended_seq)  # nothing of it stands behind
         while len(items) < limit and eye.cursor < head and not eye.ended:
-            page = await self._page(eye, head)
+            page = await self._page(eye, head, PAGE if view.filtered else limit - len(items))
             if not page:
                 break
             await self._is_cut(eye, page[0].seq)
