@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import insert, text
 
 from app.agent.events import Write
+from app.agent.ids import new_id
 from app.sessions.audit import MessageFilter
 from app.store.database import Database, writing_connection
 from app.store.location import locate
@@ -26,12 +27,59 @@ from app.store.messages import SqlAuditStore
 from app.store.migrate import upgrade
 from app.store.search import TextIndex
 from app.store.tables import messages
-from bench.audit_log import CHUNK, START, TENANT, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 CHINESE = ("小黄门去查一查奏折", "东厂探事回报无事", "司礼监随堂批红", "尚宝点簿核对印信", "今日风平浪静")
 RARE, RARER = "xylophone quartet", "奏折已经烧毁"
 CALLS = 20
+TENANT = "default"
+START = 1_800_000_000_000_000
+AGENTS = [f"agent_{number}" for number in range(20)]
+RUN = 20  # messages
+SESSION = 200
+LONG = "ses_long"  # every tenth message: one session with a tenth of everything
+CHUNK = 20_000
+ROLES = ("assistant", "tool")
+
+
+def rows(count: int) -> Iterator[dict[str, Any]]:
+    """Messages of runs with one tool call a step, 600 bytes each."""
+    content = "a log line of some length that says what was found there. " * 10
+    session, run, long_run, long_seq = "", "", "", 0
+    for number in range(count):
+        if number % SESSION == 0:
+            session = new_id("ses")
+        if number % RUN == 0:
+            run, long_run = new_id("run"), new_id("run")
+        long = number % 10 == 9
+        long_seq += long
+        role = "system" if number % RUN == 0 else "user" if number % RUN == 1 else ROLES[number % 2]
+        yield {
+            "tenant_id": TENANT if number % 50 else "other",
+            "id": new_id("msg"),
+            "session_id": LONG if long else session,
+            "seq": long_seq if long else number % SESSION + 1,
+            "memory_id": long_run if long else run,
+            "memory_seq": number % RUN + 1,
+            "run_id": long_run if long else run,
+            "agent": AGENTS[number // RUN % len(AGENTS)],
+            "name": None,
+            "is_subagent": False,
+            "depth": 0,
+            "turn": 0,
+            "step": number % RUN // 2,
+            "sub": number % 2,
+            "role": role,
+            "content": content,
+            "reasoning": None,
+            "tool_calls": None,
+            "tool_call_id": "call" if role == "tool" else None,
+            "tool": ("read_file", "grep", "glob")[number // 2 % 3] if role == "tool" else None,
+            "is_error": False,
+            "tokens": 120,
+            "metadata": None,
+            "ts": START + number * 1000,
+        }
 
 
 def texts() -> Iterator[str]:
