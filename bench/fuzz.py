@@ -1,5 +1,5 @@
-"""`python -m bench.fuzz [--requests 100000] [--connections 2000] [--cases 30] [--sequences 500] [--seed N]`: what
-clients send that no client should, and whatever they may do in any order (tests/fuzz).
+"""`python -m bench.fuzz [--requests 100000] [--connections 2000] [--cases 30] [--sequences 500] [--seed N]`: what no
+client should send, and whatever clients may do in any order (tests/fuzz).
 
 Requests at random against the whole service in this process, abused connections, cases that schemathesis makes from the
 OpenAPI document (`make fuzz` installs it), and sequences that are compared with a ledger, each against real server

@@ -5,11 +5,14 @@ Models answer when a rule lets them, so each step has one outcome.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.fuzz.keeper import BODY, Keeper
 from tests.fuzz.ledger import Doing, Node, Session
@@ -20,8 +23,30 @@ DEPTH = 3
 CROWD = 12  # open runs of a session
 RESTARTS = 1  # in one sequence: it costs as much as a hundred other steps
 UNKNOWN = "00000000000000000000000000"
-PICK = st.integers(min_value=0, max_value=2**16)
+NUMBER = st.integers(min_value=0, max_value=2**16)
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Something that can be done: how often beside the others, and when."""
+
+    act: "Callable[[Service, int, int], None]"
+    weight: int
+    possible: "Callable[[Service], object]"
+
+
+STEPS: list[_Step] = []
+
+
+def step(weight: int, possible: "Callable[[Service], object]") -> "Callable[[T], T]":
+    """Make a method one of the steps; its two numbers choose what it is done to, and how."""
+
+    def listed(act: Any) -> Any:
+        STEPS.append(_Step(act, weight, possible))
+        return act
+
+    return listed
 
 
 def _of(choices: Sequence[T], number: int) -> T:
@@ -33,6 +58,7 @@ class Service(RuleBasedStateMachine):
 
     keeper: Keeper
     count = 0  # jobs of all sequences
+    steps: Counter[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,6 +88,10 @@ class Service(RuleBasedStateMachine):
         """Runs whose model is asked now."""
         return self.nodes(lambda node: node.doing is Doing.MODEL)
 
+    def anybody(self) -> list[Node]:
+        """All runs; one that is open three times, since most have ended."""
+        return self.nodes(lambda node: node.open) * 2 + self.nodes(lambda node: True)
+
     def hirers(self) -> list[Node]:
         """Those that may delegate: deeper runs would be denied, more of them would have to wait for a place."""
         there = {session: sum(node.open for node in session.nodes()) for session in self.alive()}
@@ -86,16 +116,15 @@ class Service(RuleBasedStateMachine):
 
     # ── sessions and turns ──────────────────────────────────────────────────────────────────────────────────────
 
-    @precondition(lambda self: len(self.alive()) < SESSIONS)
-    @rule()
-    def make_session(self) -> None:
+    @step(2, lambda self: len(self.alive()) < SESSIONS)
+    def make_session(self, _at: int, _how: int) -> None:
         session = Session(id=self.ask("POST", "/v1/sessions", BODY, expect=201)["id"])
         self.sessions.append(session)
         self.compare(session)
 
-    @precondition(lambda self: self.sessions)
-    @rule(at=PICK, interrupt=st.booleans())
-    def start_turn(self, at: int, interrupt: bool) -> None:
+    @step(5, lambda self: self.sessions)
+    def start_turn(self, at: int, how: int) -> None:
+        interrupt = how % 4 == 0
         session = _of(self.sessions, at)
         path, body = f"/v1/sessions/{session.id}/runs", {"input": f"{self.job()} please"}
         body |= {"on_busy": "interrupt"} if interrupt else {}
@@ -114,19 +143,18 @@ class Service(RuleBasedStateMachine):
         self.goes_on(node)
         self.compare(session)
 
-    @precondition(lambda self: self.sessions)
-    @rule(at=PICK, how=st.sampled_from(("cancel", "cancel", "close", "delete")))
-    def end_session(self, at: int, how: str) -> None:
+    @step(2, lambda self: self.sessions)
+    def end_session(self, at: int, how: int) -> None:
         session = _of(self.sessions, at)
         if session.deleted:
             self.ask("POST", f"/v1/sessions/{session.id}/cancel", expect=404)
             self.ask("PATCH", f"/v1/sessions/{session.id}", {"closed": True}, expect=404)
             self.ask("DELETE", f"/v1/sessions/{session.id}", expect=404)
-        elif how == "cancel":
+        elif how % 4 > 1:
             stopped = self.ask("POST", f"/v1/sessions/{session.id}/cancel", expect=200)["cancelled"]
             assert set(stopped) == {node.run_id for node in session.nodes() if node.open}
             session.cancel()
-        elif how == "close":
+        elif how % 4 == 1:
             expect = 409 if session.closed else 200
             self.ask("PATCH", f"/v1/sessions/{session.id}", {"closed": True}, expect=expect)
             session.closed = True
@@ -148,9 +176,8 @@ class Service(RuleBasedStateMachine):
 
     # ── what models say ─────────────────────────────────────────────────────────────────────────────────────────
 
-    @precondition(lambda self: self.parked())
-    @rule(at=PICK)
-    def answer(self, at: int) -> None:
+    @step(9, lambda self: self.parked())
+    def answer(self, at: int, _how: int) -> None:
         node = _of(self.parked(), at)
         self.keeper.stage.say(node.job, text("done"))
         if node.told or node.news:
@@ -161,9 +188,8 @@ class Service(RuleBasedStateMachine):
         self.goes_on(node.end("completed"))
         self.compare(node.session)
 
-    @precondition(lambda self: self.parked())
-    @rule(at=PICK)
-    def call_guarded(self, at: int) -> None:
+    @step(6, lambda self: self.parked())
+    def call_guarded(self, at: int, _how: int) -> None:
         node = _of(self.parked(), at)
         self.say(node, ("read_file", {"path": f"{self.job()}.md"}))
         keeper, session = self.keeper, node.session
@@ -176,20 +202,18 @@ class Service(RuleBasedStateMachine):
             session.questions[node.question] = "pending"
         self.compare(session)
 
-    @precondition(lambda self: self.hirers())
-    @rule(at=PICK, number=st.integers(min_value=1, max_value=3))
-    def delegate(self, at: int, number: int) -> None:
+    @step(8, lambda self: self.hirers())
+    def delegate(self, at: int, how: int) -> None:
         node = _of(self.hirers(), at)
-        below = [Node(job=self.job(), session=node.session, parent=node) for _ in range(number)]
+        below = [Node(job=self.job(), session=node.session, parent=node) for _ in range(1 + how % 3)]
         self.say(node, *(("execute_task", _order(child)) for child in below))
         node.children += below
         node.doing = Doing.CHILDREN
         self.goes_on(*below)
         self.compare(node.session)
 
-    @precondition(lambda self: self.hirers())
-    @rule(at=PICK)
-    def delegate_in_the_background(self, at: int) -> None:
+    @step(8, lambda self: self.hirers())
+    def delegate_in_the_background(self, at: int, _how: int) -> None:
         node = _of(self.hirers(), at)
         child = Node(job=self.job(), session=node.session, parent=node, background=True)
         self.say(node, ("execute_task", _order(child)))
@@ -200,12 +224,11 @@ class Service(RuleBasedStateMachine):
 
     # ── what persons say ────────────────────────────────────────────────────────────────────────────────────────
 
-    @precondition(lambda self: any(session.questions for session in self.alive()))
-    @rule(at=PICK, decision=st.sampled_from(("allow_once", "allow_session", "deny")))
-    def settle(self, at: int, decision: str) -> None:
+    @step(5, lambda self: any(session.questions for session in self.alive()))
+    def settle(self, at: int, how: int) -> None:
         session = _of([session for session in self.alive() if session.questions], at)
         question = _of(list(session.questions), at // SESSIONS)
-        decision = "allow_once" if decision == "allow_session" else decision  # which would leave nothing to ask about
+        decision = ("allow_once", "deny")[how % 2]  # allow_session would leave nothing to ask about
         path = f"/v1/permissions/{question}"
         if session.questions[question] != "pending":
             self.ask("POST", path, {"decision": decision}, expect=409)
@@ -215,18 +238,16 @@ class Service(RuleBasedStateMachine):
         self.goes_on(next(node for node in session.nodes() if node.question == question))
         self.compare(session)
 
-    @precondition(lambda self: self.nodes(lambda node: True))
-    @rule(at=PICK)
-    def tell(self, at: int) -> None:
-        node = _of(self.nodes(lambda node: True), at)
+    @step(3, lambda self: self.anybody())
+    def tell(self, at: int, _how: int) -> None:
+        node = _of(self.anybody(), at)
         path = f"/v1/runs/{node.run_id}/messages"
         self.ask("POST", path, {"content": "a word"}, expect=202 if node.open else 409)
         node.told = node.open
 
-    @precondition(lambda self: self.nodes(lambda node: True))
-    @rule(at=PICK)
-    def cancel_run(self, at: int) -> None:
-        node = _of(self.nodes(lambda node: True), at)
+    @step(4, lambda self: self.anybody())
+    def cancel_run(self, at: int, _how: int) -> None:
+        node = _of(self.anybody(), at)
         wanted = {below.run_id for below in node.below() if below.open} if node.open else set()
         stopped = self.ask("POST", f"/v1/runs/{node.run_id}/cancel", expect=200)
         assert set(stopped["cancelled"]) == wanted, (stopped, wanted)
@@ -235,24 +256,22 @@ class Service(RuleBasedStateMachine):
 
     # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @precondition(lambda self: self.tasks())
-    @rule(at=PICK)
-    def cancel_task(self, at: int) -> None:
+    @step(3, lambda self: self.tasks())
+    def cancel_task(self, at: int, _how: int) -> None:
         node = _of(self.tasks(), at)
         answer = self.ask("POST", f"/v1/tasks/{node.task_id}/cancel", expect=200)
         assert answer["cancelled"] is node.open, answer
         node.cancel()
         self.compare(node.session)
 
-    @precondition(lambda self: self.tasks())
-    @rule(at=PICK, how=st.sampled_from(("look", "remove", "clear")))
-    def keep_house(self, at: int, how: str) -> None:
+    @step(5, lambda self: self.tasks())
+    def keep_house(self, at: int, how: int) -> None:
         node = _of(self.tasks(), at)
-        if how == "look":
+        if how % 3 == 0:
             shown = self.ask("GET", f"/v1/tasks/{node.task_id}/output", expect=200, block="false")
             wanted = (not node.open, "done" if node.status == "completed" else None)
             assert (shown["ended_at"] is not None, shown["result"]) == wanted, shown
-        elif how == "remove":
+        elif how % 3 == 1:
             self.ask("DELETE", f"/v1/tasks/{node.task_id}", expect=409 if node.open else 204)
             node.removed = not node.open
         else:
@@ -267,19 +286,17 @@ class Service(RuleBasedStateMachine):
 
     # ── streams, restarts, and what there is not ────────────────────────────────────────────────────────────────
 
-    @precondition(lambda self: self.alive())
-    @rule(at=PICK, behind=PICK)
+    @step(2, lambda self: self.alive())
     def stream_again(self, at: int, behind: int) -> None:
         session = _of(self.alive(), at)
         self.compare(session)
         self.keeper.do(self.keeper.stream_again(session, behind % (session.cursor + 1)))
 
-    @precondition(lambda self: self.restarts < RESTARTS and self.alive())
-    @rule(kill=st.booleans())
-    def restart(self, kill: bool) -> None:
+    @step(2, lambda self: self.restarts < RESTARTS and self.alive())
+    def restart(self, _at: int, how: int) -> None:
         self.restarts += 1
         parked = self.parked()
-        self.keeper.do(self.keeper.restart(kill=kill))
+        self.keeper.do(self.keeper.restart(kill=how % 2 == 0))
         for node in parked:
             told = node.told or node.news
             self.goes_on(node)
@@ -292,8 +309,17 @@ class Service(RuleBasedStateMachine):
         self.ask("POST", f"/v1/runs/run_{UNKNOWN}/cancel", expect=404)
         self.ask("POST", f"/v1/permissions/apr_{UNKNOWN}", {"decision": "deny"}, expect=404)
         self.ask("DELETE", f"/v1/tasks/ho_{UNKNOWN}", expect=404)
-        self.make_session()
-        self.start_turn(0, False)
+        self.make_session(0, 0)
+        self.start_turn(0, 1)
+
+    @rule(which=NUMBER, at=NUMBER, how=NUMBER)
+    def go_on(self, which: int, at: int, how: int) -> None:
+        """One step of those that are possible now: a rule for each would leave out most of them in most sequences."""
+        possible = [each for each in STEPS for _ in range(each.weight) if each.possible(self)]
+        chosen = _of(possible, which)
+        note(f"# {chosen.act.__name__}")
+        type(self).steps[chosen.act.__name__] += 1
+        chosen.act(self, at, how)
 
     def teardown(self) -> None:
         """Nothing of this sequence is left for the next one."""

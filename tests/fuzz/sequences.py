@@ -5,6 +5,7 @@ assert report.violations == []
 """
 
 import traceback
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,13 +28,16 @@ class Report:
     requests: int = 0
     jobs: int = 0
     restarts: int = 0
+    steps: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
 
     def told(self) -> str:
         """For people."""
         who = "nobody answers" if self.hasty else "persons answer"
         done = f"{self.requests} requests, {self.jobs} runs, {self.restarts} restarts"
-        lines = [f"seed {self.seed}, {who}: {self.sequences} sequences, {done}", f"{len(self.violations)} violations"]
+        steps = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.steps.most_common())
+        lines = [f"seed {self.seed}, {who}: {self.sequences} sequences, {done}", f"steps: {steps}"]
+        lines.append(f"{len(self.violations)} violations")
         return "\n".join([*lines, *self.violations])
 
 
@@ -50,7 +54,7 @@ def play(folder: Path, *, count: int, steps: int, hasty: bool, seed: int) -> Rep
             super().teardown()
             report.sequences += 1
 
-    Sequence.keeper = keeper
+    Sequence.keeper, Sequence.steps = keeper, report.steps
     order = settings(
         max_examples=count,
         stateful_step_count=steps,
