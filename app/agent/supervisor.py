@@ -142,6 +142,7 @@ class RunSupervisor:
         self.rest(air.session.id)
         if self._settled is not None:
             self._settled(air.session.id)
+        air.session = _slim(air.session)
         self._on_idle(air.session.id)
         self._sessions.move_to_end(air.session.id)
         while len(self._sessions) > IDLE_SESSIONS:
@@ -615,6 +616,17 @@ class RunSupervisor:
                 self._recorder.record(live.run, events.RUN_WAITING, events.RunWaiting(reason="drain"))
             live.hooks = None  # the subagent has not stopped
         self._recorder.seal()
+
+
+def _slim(session: Session) -> Session:
+    """Who an idle session is. What it was made with may be megabytes, and is brought along by the next work in it."""
+    return Session(
+        id=session.id,
+        tenant=session.tenant,
+        memory_id=session.memory_id,
+        agent=session.agent,
+        created_at=session.created_at,
+    )
 
 
 def _words_s(live: LiveRun, status: RunStatus) -> float:

@@ -4,7 +4,6 @@ Knows no HTTP, no SQL and no concrete model or tool.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from app.agent.supervisor import RunSupervisor
 from app.sessions.feed import View
 from app.sessions.inbox import Inbox
 from app.sessions.journal import TAKE_S, Journal
+from app.sessions.kept import KeptSessions
 from app.sessions.opening import Opening, checked_agents, config_of
 from app.sessions.policies import Policies
 from app.sessions.requests import OnBusy, RunInput, SessionInput
@@ -40,7 +40,9 @@ from app.sessions.views import created_view, run_view, session_view, tree_view, 
 from app.sessions.webhooks import Webhooks
 from app.wire import decode, event_json
 
-KNOWN_SESSIONS = 1_000  # at hand; each may hold agents as large as a request
+KNOWN_SESSIONS = 1_000  # at hand
+KNOWN_BYTES = 16 << 20  # all of them, when they are plain; a few hundred that brought many agents of their own
+
 FRESH = SessionCounters()
 NOTHING_MORE: Mapping[str, int] = MappingProxyType({})
 
@@ -99,7 +101,7 @@ class Sessions:
         self._inbox = inbox
         self.policies = policies
         self.webhooks = webhooks
-        self._known: OrderedDict[str, Session | None] = OrderedDict()  # None: it was deleted
+        self._known = KeptSessions(KNOWN_SESSIONS, KNOWN_BYTES)
         self.stopping = False
         self.gate: Callable[[str], Awaitable[None]] = _open_gate
 
@@ -132,7 +134,7 @@ class Sessions:
     def begin(self, session: Session, given: SessionInput) -> None:
         """Record a new session. Its numbers stay at hand until it was worked in or is released."""
         self._journal.create(session.tenant, session.id)
-        self._keep(session)
+        self._known.keep(session.id, session)
         payload = events.SessionCreated(
             agent=session.agent,
             memory_id=session.memory_id,
@@ -143,12 +145,6 @@ class Sessions:
         )
         self._journal.record(session, events.SESSION_CREATED, payload)
 
-    def _keep(self, session: Session) -> None:
-        self._known[session.id] = session
-        self._known.move_to_end(session.id)
-        if len(self._known) > KNOWN_SESSIONS:
-            self._known.popitem(last=False)
-
     async def known(self, tenant: str, session_id: str, *, at_once: bool = False) -> Session:
         """The session value, once what an earlier process left of it is gone on with or closed (`at_once`: before).
         Raises `NotFound` for unknown ids and those of other tenants."""
@@ -158,11 +154,10 @@ class Sessions:
             await self._journal.flush(TAKE_S)  # that it was closed may not be in the row yet
             read = self._opening.again(await self._row(tenant, session_id))
             if session_id not in self._known:  # else another caller was first, and may have changed it since
-                self._keep(read)
-        session = self._known[session_id]
+                self._known.keep(session_id, read)
+        session = self._known.get(session_id)
         if session is None or session.tenant != tenant:
             raise _no_session(session_id)
-        self._known.move_to_end(session_id)
         return session
 
     async def open_for_work(self, tenant: str, session_id: str) -> Session:
@@ -234,14 +229,16 @@ class Sessions:
                 payload = events.SessionUpdated(**told)  # type: ignore[typeddict-item]
                 self._journal.record(session, events.SESSION_UPDATED, payload)
                 session = replace(session, **changes)
-                self._keep(session)
+                self._known.keep(session.id, session)
             if close:
                 await self._close(session, "closed")
         await self._journal.flush(TAKE_S, of=session_id)
         return await self.session(tenant, session_id)
 
     async def _close(self, session: Session, reason: str) -> None:
-        self._keep(replace(session, closed=True))  # first, so that nothing new starts while the rest is cancelled
+        self._known.keep(
+            session.id, replace(session, closed=True)
+        )  # first, so that nothing new starts while the rest is cancelled
         await self._supervisor.settle(session.id)
         self._journal.record(session, events.SESSION_CLOSED, events.SessionClosed(reason=reason))
 
@@ -251,7 +248,7 @@ class Sessions:
         async with self.opened(session):
             with self._supervisor.erasing(session.id):
                 await self._close(session, "deleted")
-        self._known[session_id] = None
+        self._known.keep(session_id, None)
         await self._journal.flush(TAKE_S, of=session_id)
         self._supervisor.forget(session_id)
         self._supervisor.notices.forget(session_id)

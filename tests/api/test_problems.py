@@ -261,6 +261,7 @@ async def test_while_nothing_can_be_stored_nothing_is_started_and_the_client_is_
             assert int(answer.headers["retry-after"]) >= 1
         ready = await http.get("/readyz")
         assert ready.status_code == 503
+        assert int(ready.headers["retry-after"]) >= 1
         assert ready.json()["checks"]["journal"] == "the disk is full"
         assert (await http.get("/healthz")).json() == {"status": "ok"}
         running.services.journal._failed = None

@@ -43,7 +43,7 @@ async def readiness(request: Request) -> Response:
     servers = services.mcp.states() if services.mcp is not None else {}
     if servers:  # their names are for whoever has a key
         told["mcp"] = dict(Counter(servers.values()))
-    return answer(told, 200 if ready else 503)
+    return answer(told) if ready else answer(told, 503, {"Retry-After": "1"})
 
 
 @router.get(
