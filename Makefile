@@ -41,7 +41,7 @@ help:
 	@echo "make readers   browsers, node, curl and httpx behind nginx on lines that are cut; ARGS='--cuts 10' for fewer"
 	@echo "make slow-readers   a hundred readers that stop reading, beside others that go on"
 	@echo "make backup    copies of a loaded database, and what readers see after one is restored"
-	@echo "make soak      five minutes of load, and what has grown; ARGS='--minutes 30' for more"
+	@echo "make soak      ten minutes of load, and what has grown; ARGS='--minutes 30' for more"
 	@echo "make trouble   a loaded server whose store is locked, full, slow, damaged or gone"
 	@echo "make lock      renew the lock files; UPGRADE=1 takes newer releases"
 	@echo "make clean     remove what tools and builds leave; $(VENV) stays"

@@ -1,4 +1,4 @@
-"""`python -m bench.soak [--minutes 5] [--runs 50]`: a loaded service over time, whose readers leave and come back.
+"""`python -m bench.soak [--minutes 10] [--runs 50]`: a loaded service over time, whose readers leave and come back.
 
 Memory must not grow, files, threads and tasks must be back where they were, the write-ahead log must stay small, and no
 reader may find a gap or a repeat. Exit code 1 otherwise.
@@ -152,7 +152,7 @@ async def _settled(client: Client) -> None:
 def main() -> int:
     """Run it and say what was found."""
     parser = argparse.ArgumentParser(prog="bench.soak", description="A loaded service over time.")
-    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--runs", type=int, default=50, help="in the air at a time")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
