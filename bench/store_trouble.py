@@ -169,7 +169,7 @@ async def corrupt(folder: Path, runs: int) -> AsyncIterator[Report]:
         report.need("is damaged" in scene.server.log, "the log does not say what is wrong")
 
     plan = Plan(
-        runs=runs, steps=3, before_s=8, stops=False, readable=False, recover_s=None, ends_ready=False,
+        runs=runs, steps=3, delay_ms=100, before_s=10, stops=False, readable=False, recover_s=None, ends_ready=False,
         env={"SUBAGENTD_STORE__BUSY_TIMEOUT_MS": "0"},
     )  # fmt: skip
     yield await under(folder, "a page of an index is destroyed", plan, trouble)

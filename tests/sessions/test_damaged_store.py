@@ -17,13 +17,17 @@ from tests.world import WAIT_S, world
 
 
 class Damaged(Unreliable):
-    """`broken`: a session for which there is no place."""
+    """`broken`: a session for whose next event there is no place; for those after it there would be."""
 
     broken = ""
+    first = 0
 
     def write(self, batch: Sequence[Event], writes: Sequence[Write] = ()) -> Sequence[Rejected]:
         """See `EventWriter.write`."""
         lost = [event for event in batch if event.session_id == self.broken]
+        self.first = self.first or (lost[0].seq if lost else 0)
+        if not any(event.seq == self.first for event in lost):
+            lost = []
         rejected = super().write([event for event in batch if event not in lost], writes)
         return [*rejected, *(Rejected(reason="malformed", event=event, damaged=True) for event in lost)]
 
