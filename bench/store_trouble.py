@@ -44,7 +44,7 @@ async def bound(folder: Path, runs: int) -> AsyncIterator[Report]:
         async with kinds.locked(scene.server.database):
             yield
 
-    plan = Plan(runs=runs, steps=48, delay_ms=2, trouble_s=20)
+    plan = Plan(runs=runs, steps=120, delay_ms=2, trouble_s=20)
     yield await under(folder, "locked for 20 s, more is said than may wait", plan, trouble)
 
 
