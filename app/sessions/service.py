@@ -151,7 +151,8 @@ class Sessions:
         if not at_once:
             await self.gate(session_id)
         if session_id not in self._known:
-            await self._journal.flush(TAKE_S)  # that it was closed may not be in the row yet
+            if self._journal.head(session_id) is not None:  # else nothing of it waits to be stored
+                await self._journal.flush(TAKE_S)  # that it was closed may not be in the row yet
             read = self._opening.again(await self._row(tenant, session_id))
             if session_id not in self._known:  # else another caller was first, and may have changed it since
                 self._known.keep(session_id, read)

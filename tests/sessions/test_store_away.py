@@ -79,3 +79,21 @@ async def test_a_run_that_waits_for_room_can_be_cancelled(tmp_path: Path) -> Non
         await w.supervisor.cancel_session(session)
         held.writer.gate.set()
         assert (await w.finished(await starting))["status"] == "cancelled"
+
+
+@pytest.mark.spec("11.3", "12.3")
+async def test_a_session_of_an_earlier_process_is_read_while_others_wait_to_be_stored(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        old = await w.session()
+        await w.finished(await w.turn(old, task("end")))
+    held = Wrapped()
+    async with world(tmp_path, wrap=held) as w:
+        held.writer.gate.clear()
+        creating = asyncio.create_task(w.session())
+        async with asyncio.timeout(WAIT_S):
+            while not w.journal.waiting_bytes:
+                await asyncio.sleep(0)
+            view = await w.sessions.session_stream(w.tenant, old, until_idle=True)
+        assert (view.ended_seq is not None, creating.done()) == (True, False)
+        held.writer.gate.set()
+        await creating
