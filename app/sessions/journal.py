@@ -34,7 +34,8 @@ SILENT_S = 3.0  # a batch takes milliseconds: from here on whoever asks is told,
 END_S = 2.0  # for the writer's thread to end
 IDLE_STREAMS = 1_000  # sessions without open work whose numbers are kept at hand
 RETRY_FIRST_S = 0.05
-RETRY_MAX_S = 1.0  # so that a store that is back is at work again within 2 s
+RETRY_MAX_S = 0.5  # so that a store that is back is at work again well within 2 s
+SAID_EVERY = 60  # tries that fail for the same reason: one of so many is said in the log
 MENDED_S = 10.0  # between two tries to store what the store is damaged for
 EVENT_BYTES = 2048  # what an event that waits takes beside its text: objects, names, a payload that was read
 _FINAL = events.FINAL_TYPES
@@ -514,8 +515,10 @@ class Journal:
         """The writer's thread has an answer; runs on the event loop."""
         if outcome.error is not None:
             self.failures += 1
-            self._failed = str(outcome.error)
-            log.warning("the store is away, %d facts wait: %s", len(self._queue) + len(batch), outcome.error)
+            told = str(outcome.error)
+            if told != self._failed or self.failures % SAID_EVERY == 0:
+                log.warning("the store is away, %d facts wait: %s", len(self._queue) + len(batch), told)
+            self._failed = told
             for reader in self._settling:
                 _settle(reader, None)
             self._loop.call_later(self._retry_s, self._thread.again)
