@@ -14,6 +14,7 @@ from tests.chaos.server import AUDIT_KEY
 from tests.strict import FINAL, log_problems
 
 GOES_ON_US = 20_000_000  # after the last start
+MAX_ATTEMPTS = 5  # processes that may have begun a run, the service's own setting
 
 
 def c1_what_was_seen_is_stored(evidence: Evidence, session: Session) -> list[str]:
@@ -108,6 +109,50 @@ def c5_nothing_is_stranded(evidence: Evidence, session: Session) -> list[str]:
                 for run in left
                 if ends.get(run, 2**62) > (boot.ready or 0)
             ]
+    return found
+
+
+def what_is_left_goes_on(evidence: Evidence, session: Session) -> list[str]:
+    """Where runs are continued, one ends as interrupted only when it, or a run above it, was begun by as many processes
+    that went away as the service allows."""
+    if evidence.abilities["recovery"] != "continue":
+        return []
+    again = Counter(e.run for e in session.events if e.type == "run.resumed" and e.data["reason"] == "restart")
+    found = []
+    for event in session.events:
+        run: str | None = event.run if event.type == "run.interrupted" else None
+        lineage = []
+        while run is not None:
+            lineage.append(again[run])
+            run = session.queued[run].head.get("parent_run_id")
+        if lineage and max(lineage) < MAX_ATTEMPTS - 1:
+            found.append(f"{event.run} was interrupted, and with those above it taken up {max(lineage)} times only")
+    return found
+
+
+def parents_are_told(evidence: Evidence, session: Session) -> list[str]:
+    """A notice is told once at most: by a message or by the result that it belongs to. It is told when the run that
+    answers for it, the nearest one that is open, asks its model for two more steps and completes."""
+    told: Counter[str] = Counter()
+    steps: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    ends = {e.run: e for e in session.events if e.type in FINAL}
+    for event in session.events:
+        told.update(event.data.get("notices") or () if event.type == "message" else ())
+        told.update(event.data.get("acknowledges") or () if event.type == "tool.result" else ())
+        if event.type == "step.started" and event.run is not None:
+            steps[event.run].add((event.head["step"], event.seq))
+    found = [f"notice {notice} was told {times} times" for notice, times in told.items() if times > 1]
+    for event in session.events:
+        if event.type != "notice" or told[event.data["notice_id"]]:
+            continue
+        run: str | None = event.data["for_run"]
+        while run in ends and ends[run].seq < event.seq:
+            run = session.queued[run].head.get("parent_run_id") if run in session.queued else None
+        later = {step for step, seq in steps.get(run or "", ()) if seq > event.seq}
+        if run in ends and ends[run].type == "run.completed" and len(later) > 1:
+            found.append(
+                f"notice {event.data['notice_id']} was never told to {run}, which took {len(later)} more steps"
+            )
     return found
 
 
@@ -304,6 +349,8 @@ SESSION_RULES = {
     "C8": c8_budgets_hold,
     "C11": c11_tenants_do_not_meet,
     "C12": c12_processes_do_not_interleave,
+    "goes on": what_is_left_goes_on,
+    "told": parents_are_told,
     "pairs": pairs_are_complete,
     "log": the_log_is_true,
     "chain": the_chain_holds,

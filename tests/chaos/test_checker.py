@@ -238,6 +238,34 @@ def _task_without_notice(copy: Copy) -> None:
     copy.sql("UPDATE handoffs SET background = 1 WHERE ended_at IS NOT NULL")
 
 
+def _given_up(copy: Copy) -> None:
+    """Where runs are continued: those that a kill had left were not."""
+    copy.line("nemesis.jsonl", r'"recovery": "interrupt"', '"recovery": "continue"')
+
+
+def _notice(copy: Copy) -> str:
+    """A notice for a root, after its first step and before two more; the root's id."""
+    (root,) = copy.first(
+        "SELECT run_id FROM events JOIN runs ON runs.id = run_id WHERE depth = 0 AND status = 'completed' "
+        "AND events.type = 'step.started' GROUP BY run_id HAVING count(*) > 2"
+    )
+    (seq,) = copy.first(f"SELECT min(seq) FROM events WHERE run_id = '{root}' AND type = 'step.completed'")
+    data = json.dumps({"notice_id": "ntc_1", "kind": "task", "for_run": root, "handoff_id": "ho_1"})
+    here = f"run_id = '{root}' AND seq = {seq}"
+    copy.sql(f"UPDATE events SET type = 'notice', data = CAST('{data}' AS BLOB) WHERE {here}")
+    return root
+
+
+def _never_told(copy: Copy) -> None:
+    _notice(copy)
+
+
+def _told_twice(copy: Copy) -> None:
+    root = _notice(copy)
+    named_ = _replaced('"role":"assistant"', '"role":"assistant","notices":["ntc_1"]')
+    copy.sql(f"UPDATE events SET data = {named_} WHERE type = 'message' AND run_id = '{root}'")
+
+
 def _traceback(copy: Copy) -> None:
     copy.append("service.log", '{"level":"error","message":"Traceback (most recent call last)"}')
 
@@ -253,6 +281,7 @@ PLANTED: list[tuple[str, Plant]] = [
     ("C5", _asleep), ("C6", _effect_twice), ("C6", _effect_without_start), ("C6", _result_of_nothing),
     ("C6", _second_start), ("C7", _orphan), ("C8", _over_budget), ("C9", _second_run), ("C10", _wrong_row),
     ("C11", _stranger), ("C11", _pried), ("C12", _old_attempt), ("C12", _two_processes), ("C12", _goes_on_as_it_was),
+    ("goes on", _given_up), ("told", _never_told), ("told", _told_twice),
     ("pairs", _lost_end), ("log", _wrong_usage), ("chain", _bent_chain), ("chain", _cut_tail),
     ("answers", _wrong_answer), ("history", _refused_history), ("notices", _task_without_notice),
     ("server", _traceback), ("server", _bad_exit),
