@@ -195,7 +195,10 @@ async def _kept(asked: Asked, view: View, after: int) -> None:
     """Raises `Gone` when events behind a cursor were removed for their age: a client that goes on would miss them. And
     without one when that which ended the view was: it would be waited for in vain."""
     oldest = await asked.services.feed.oldest(view, after)
-    if 0 < after < oldest - 1 or (view.ended_seq is not None and view.ended_seq < oldest):
+    behind = max(after, view.begins)  # of what stands before a view nothing is missed
+    if after and behind < oldest - 1 and view.run_id is not None:  # the view of an open run does not know that
+        behind = max(behind, await asked.services.sessions.begins(asked.tenant, view.run_id))
+    if (after and behind < oldest - 1) or (view.ended_seq is not None and view.ended_seq < oldest):
         state = f"/v1/sessions/{view.session_id}/tree"
         raise Gone(
             f"the events behind {after} are older than they are kept (audit.retention_h): the oldest is {oldest}. Read "

@@ -488,6 +488,10 @@ class Sessions:
             ended = row["closed_seq"] or (row["idle_seq"] if until_idle else None)
         return View(tenant=tenant, session_id=session_id, until_idle=until_idle, ended_seq=ended)
 
+    async def begins(self, tenant: str, run_id: str) -> int:
+        """The event before the first one of a run."""
+        return int((await self._run_row(tenant, run_id))["first_seq"]) - 1
+
     async def run_stream(self, tenant: str, run_id: str) -> View:
         """The view of a run and its descendants."""
         found = self._supervisor.find(run_id)

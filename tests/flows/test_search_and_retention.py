@@ -157,6 +157,8 @@ async def test_a_log_without_its_front_says_so_to_every_reader(tmp_path: Path) -
         assert (await verified(client, session, cursor=part["next"]))["ok"] is True
         turn = await client.request("POST", f"/v1/sessions/{session}/runs", {"input": "Go."})
         assert turn["session_id"] == session
+        kept = await client.page(f"/v1/runs/{turn['id']}/events", after=3, limit=1)  # its view begins far behind that
+        assert [event["type"] for event in kept["items"]] == ["run.queued"]
         with sqlite3.connect(service.database, timeout=10) as database:
             database.execute("DELETE FROM checkpoints")
         assert (await verified(client, session))["first_bad"]["id"] == 1
