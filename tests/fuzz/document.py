@@ -19,6 +19,11 @@ class Document:
         self._paths = document["paths"]
         self._components = document["components"]
         self._made: dict[str, Any] = {}
+        for operations in self._paths.values():  # all at once, so that later nothing of this adds to the memory
+            for operation in operations.values():
+                for described in operation["responses"].values():
+                    for media in JSON:
+                        self._validator(described.get("content", {}).get(media, {}).get("schema", {}))
 
     def faults(self, method: str, route: str, status: int, kind: str, body: bytes) -> list[str]:
         """What is not described of a complete answer; nothing for methods that the route does not have."""

@@ -44,6 +44,7 @@ class _Answers:
     _headers: dict[str, str] = field(default_factory=dict)
     _body: bytes = b""
     parser: httptools.HttpResponseParser | None = None
+    answered: asyncio.Event = field(default_factory=asyncio.Event)  # a last one, no `100 Continue`
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -55,6 +56,8 @@ class _Answers:
         assert self.parser is not None
         self.found.append((self.parser.get_status_code(), self._headers, self._body))
         self._headers, self._body = {}, b""
+        if self.found[-1][0] >= 200:
+            self.answered.set()
 
 
 def _one(name: str, *steps: bytes | float | str, allowed: set[int | None] | None = None, last: bool = True) -> Abuse:
@@ -150,7 +153,10 @@ async def suffered(abuse: Abuse, port: int, bound_s: float) -> list[str]:
     try:
         await _send(abuse.steps, writer)
         if RESET not in abuse.steps:
-            await asyncio.wait({reading}, timeout=bound_s if abuse.last else 0.5)
+            enough = asyncio.create_task(answers.answered.wait())
+            wanted = {reading} if abuse.last else {reading, enough}
+            await asyncio.wait(wanted, timeout=bound_s, return_when=asyncio.FIRST_COMPLETED)
+            enough.cancel()
             ended = reading.done()
     finally:
         reading.cancel()
