@@ -188,7 +188,9 @@ def stored(service: Service) -> dict[str, str]:
     """The files of the database, and every value in it."""
     found = {path.name: path.read_bytes().decode("utf-8", "replace") for path in service.folder.glob("service.db*")}
     with sqlite3.connect(f"file:{service.database}?mode=ro", uri=True) as database:
-        for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        # what the text index is made of stands in tables of its own; it has no rows itself
+        real = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
+        for (table,) in database.execute(real).fetchall():
             for row in database.execute(f'SELECT * FROM "{table}"'):
                 texts = (v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in row)
                 found[f"table {table}"] = found.get(f"table {table}", "") + "\n".join(texts) + "\n"

@@ -111,7 +111,7 @@ async def test_runs_of_a_session_that_was_closed_are_not_gone_on_with(tmp_path: 
     async with story.begun(tmp_path, take_up=False) as w:
         (session,) = await w.rows("sessions")
         known = await w.sessions.known(w.tenant, session["id"])
-        w.sessions._keep(replace(known, closed=True))
+        w.sessions._known.keep(known.id, replace(known, closed=True))
         await w.recovery.run()
         await still(w)
         assert (await ended(w))[0] == (
