@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 TABLE = "webhooks"
 PENDING, DELIVERED, GIVEN_UP, FAILED = "pending", "delivered", "given_up", "failed"  # `FAILED`: a try, not a webhook
 GONE = 410  # the receiver wants nothing more
-PAGE = 16  # rows of a lane that are in memory; what ends meanwhile waits for the slowest of them
+PAGE = 16  # rows of a lane that are in memory
+AGAIN_S = 1.0  # between two looks for what is due beside what is under way
 LOOK_S = 300.0  # a lane looks again after this at the latest, should the clock of the machine be set
 AWAY_S = 1.0  # before the store is asked again
 MAX_ERROR_CHARS = 300
@@ -100,10 +101,12 @@ class Retries:
 class _Lane:
     """What goes to one host for one tenant. Exists while something waits."""
 
-    __slots__ = ("kicked", "task")
+    __slots__ = ("ended", "kicked", "task", "under_way")
 
     def __init__(self) -> None:
         self.kicked = asyncio.Event()
+        self.under_way: dict[str, asyncio.Task[None]] = {}
+        self.ended: set[str] = set()  # since what is due was asked for
         self.task: asyncio.Task[None] | None = None
 
 
@@ -157,20 +160,41 @@ class Deliveries:
 
     async def _drive(self, tenant: str, host: str, lane: _Lane) -> None:
         """Send what is due, wait for what comes next; the end when nothing waits."""
-        while True:
-            lane.kicked.clear()
-            due = await patiently(partial(self._store.due, tenant, host, now_us(), PAGE))
-            if due:
-                await asyncio.gather(*(self._deliver(row) for row in due))
-                continue
-            following = await patiently(partial(self._store.next_at, tenant, host))
-            if following is None and not lane.kicked.is_set():
-                del self._lanes[tenant, host]
-                return
-            wait_s = LOOK_S if following is None else min(LOOK_S, max(0.0, (following - now_us()) / 1_000_000))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await lane.kicked.wait()
+        try:
+            while True:
+                lane.kicked.clear()
+                lane.ended.clear()
+                for row in await patiently(partial(self._store.due, tenant, host, now_us(), PAGE)):
+                    if row["id"] not in lane.under_way and row["id"] not in lane.ended:
+                        self._begin(lane, row)
+                following = await patiently(partial(self._store.next_at, tenant, host))
+                if following is None and not lane.under_way and not lane.kicked.is_set():
+                    del self._lanes[tenant, host]
+                    return
+                wait_s = LOOK_S if following is None else min(LOOK_S, (following - now_us()) / 1_000_000)
+                with contextlib.suppress(TimeoutError):
+                    # what is under way is due as well, and kicks when it has ended
+                    async with asyncio.timeout(max(AGAIN_S if lane.under_way else 0.0, wait_s)):
+                        await lane.kicked.wait()
+        finally:
+            tasks = list(lane.under_way.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, lane: _Lane, row: Row) -> None:
+        """One try, beside those that are under way."""
+        task = asyncio.create_task(self._deliver(row), name=f"webhook of {row['id']}")
+        lane.under_way[row["id"]] = task
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del lane.under_way[row["id"]]
+            lane.ended.add(row["id"])  # what is being read may still show it as due
+            lane.kicked.set()
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("the webhook of %s is tried again", row["id"], exc_info=error)
+
+        task.add_done_callback(ended)
 
     async def _deliver(self, row: Row) -> None:
         """One try, and what follows from it."""
