@@ -83,7 +83,7 @@ async def test_a_budget_holds_over_all_processes(tmp_path: Path, where: str) -> 
     story = Story(begin)
     whole = await story.whole(tmp_path)
     for gap in (0, 5):
-        for life in lives_of(whole)[:: times(8, 1)]:
+        for life in lives_of(whole)[:: times(3, 1)]:
             folder = tmp_path / f"{gap}-{life}"
             await story.after(folder, life, *([gap] * 3 if gap else []))
             async with story.ends(folder) as w:

@@ -120,7 +120,7 @@ async def test_tasks_go_on_after_a_crash_at_any_event_and_their_ends_are_told_on
     whole = await story.whole(tmp_path)
     async with story.ends(tmp_path / "whole") as w:
         expected, delegated = await ends(w), await handoffs(w)
-    for life in lives_of(whole)[:: times(6, 1)]:
+    for life in lives_of(whole)[:: times(3, 1)]:
         folder = tmp_path / str(life)
         await story.after(folder, life, *(gap, gap, gap) if gap else ())
         async with story.ends(folder) as w:

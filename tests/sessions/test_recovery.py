@@ -15,6 +15,7 @@ from app.sessions.ports import EventWriter, Rejected
 from app.sessions.recovery import NOT_RUN_RESULT, UNKNOWN_RESULT, Recovery
 from tests.agent.probes import Probe, Stage, echo
 from tests.agent.test_fallback_agents import HELPER
+from tests.longer import times
 from tests.plan import ask, call, task
 from tests.strict import history_problem
 from tests.world import World, world
@@ -85,7 +86,7 @@ async def test_after_a_crash_at_any_event_everything_is_closed_once_and_the_sess
     first.mkdir()
     whole = await crashed(first, 10_000, tools, direct=direct)
     assert whole > 60
-    for life in range(1 + start, whole + 1, 4):
+    for life in range(1 + start, whole + 1, times(12, 4)):
         folder = tmp_path / str(life)
         folder.mkdir()
         await crashed(folder, life, tools, direct=direct)
