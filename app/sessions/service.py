@@ -4,7 +4,7 @@ Knows no HTTP, no SQL and no concrete model or tool.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -204,13 +204,35 @@ class Sessions:
             await self._journal.flush(TAKE_S)  # what the counters are read from
             counters = await self._counters(session, more)
             await self._inbox.restore(session)
-            untold = await self._store.untold(session.tenant, session.id)
+            untold = await self._untold(session)
             if not self._supervisor.knows(session.id):  # else others have begun, and may have told some of them
-                self._supervisor.notices.restore(_untold(untold))
+                self._supervisor.notices.restore(untold)
         # Last, and nothing is awaited between this and `work`: whoever leaves meanwhile lets the numbers be forgotten.
         await self._journal.open(session.tenant, session.id)
         with self._supervisor.work(session, counters):
             yield
+
+    async def _untold(self, session: Session) -> Sequence[Notice]:
+        """What nobody was told in an earlier process, with the runs above those that it is for."""
+        untold = await self._store.untold(session.tenant, session.id)
+        if not untold:
+            return ()
+        runs = await self._store.runs(session.tenant, session.id)
+        ids = {run["ordinal"]: run["id"] for run in runs}
+        above = {run["id"]: tuple(ids[at] for at in reversed(run["path"][:-1]) if at in ids) for run in runs}
+        return [
+            Notice(
+                id=row["id"],
+                session_id=row["session_id"],
+                kind=NoticeKind.MESSAGE if row["handoff_id"] is None else NoticeKind.TASK,
+                for_run=row["run_id"] or "",
+                content=row["content"],
+                task_id=row["handoff_id"],
+                lead=row["depth"] == 0,
+                above=above.get(row["run_id"], ()),
+            )
+            for row in untold
+        ]
 
     async def _counters(self, session: Session, more: Mapping[str, int]) -> SessionCounters:
         counters = await self._store.counters(session.tenant, session.id)
@@ -526,19 +548,6 @@ def _given(given: RunInput) -> Mapping[str, Any] | None:
     """What of a turn's input stands nowhere else in the log."""
     kept = {"output_schema": given.output_schema, "budget": given.budget}
     return {key: dict(value) for key, value in kept.items() if value is not None} or None
-
-
-def _untold(rows: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
-    for row in rows:
-        yield Notice(
-            id=row["id"],
-            session_id=row["session_id"],
-            kind=NoticeKind.MESSAGE if row["handoff_id"] is None else NoticeKind.TASK,
-            for_run=row["run_id"] or "",
-            content=row["content"],
-            task_id=row["handoff_id"],
-            lead=row["depth"] == 0,
-        )
 
 
 def not_taken_up(what: str) -> Unavailable:

@@ -1,14 +1,19 @@
 """Background tasks over the deaths of processes: they end once, and whoever began them is told of it once."""
 
+import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.agent.tools import ToolContext
 from app.sessions.requests import OnBusy
+from tests.agent.probes import Probe
 from tests.longer import times
-from tests.plan import ask, call, task
+from tests.plan import ask, call, execute, task
+from tests.plan import behind as in_background
 from tests.sessions.lives import Story, row_problems, still
 from tests.sessions.test_continuing import all_events, lives_of
 from tests.world import World
@@ -142,6 +147,38 @@ async def told_at_last(w: World) -> None:
     await still(w)
     assert [row for row in await w.rows("notices") if row["status"] == "pending"] == []
     assert await row_problems(w) == []
+
+
+@pytest.mark.spec("9.3", "9.5")
+async def test_the_end_of_a_grandchilds_task_is_told_to_the_nearest_open_run_above_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    gates = {"grandchild": asyncio.Event(), "middle": asyncio.Event()}
+
+    async def hold(arguments: Mapping[str, Any], _context: ToolContext) -> str:
+        await gates[str(arguments["key"])].wait()
+        return "held"
+
+    async def begin(w: World) -> None:
+        session = await w.session(surfaces=["task"])
+        grandchild = task({"calls": [call("hold", key="grandchild")]}, "grandchild")
+        child = task({"calls": [in_background(grandchild)]}, "child")
+        middle = task({"calls": [in_background(child)]}, {"calls": [call("hold", key="middle")]}, "the end")
+        await w.turn(session, task({"calls": [execute(middle)]}, "root"))
+        await w.until(session, "notice")
+        gates["grandchild"].set()
+        await w.until(session, "notice", count=2)
+        await w.journal.flush()
+        story.die()
+
+    story = Story(begin, (Probe("hold", hold, read_only=True),))
+    await story.dies(tmp_path, 1_000_000, first=True)
+    gates["middle"].set()
+    async with story.ends(tmp_path) as w:
+        (middle,) = [row for row in await w.rows("runs") if row["depth"] == 1]
+        messages = [e for e in await all_events(w) if e["type"] == "message" and e["data"].get("notices")]
+        assert [(e["run_id"], len(e["data"]["notices"])) for e in messages] == [(middle["id"], 2)]
+        assert {row["status"] for row in await w.rows("notices")} == {"delivered"}
 
 
 async def test_the_result_of_a_task_is_fetched_after_a_restart_also_while_it_is_only_being_taken_up(
