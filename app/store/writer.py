@@ -50,18 +50,30 @@ class SqlWriter:
         self._heads = Heads(heads)
         self._connection: Connection | None = None
         self._staged: dict[Key, Head] = {}  # heads that the open transaction leads to
-        self._doubtful = False  # the last commit failed without saying whether it happened
+        # Of the batch that is not answered yet, and comes again as a whole until it is:
+        self._doubtful = False  # some of it may be in the store already
+        self._stand_ins: dict[tuple[Key, int], tuple[str, Event]] = {}  # why, and what takes the place of an event
 
     def write(self, batch: Sequence[Event], writes: Sequence[Write] = ()) -> Sequence[Rejected]:
         """See `EventWriter.write`."""
+        rejected = self._store(batch, writes)
+        self._doubtful = False
+        self._stand_ins.clear()
+        return rejected
+
+    def _store(self, batch: Sequence[Event], writes: Sequence[Write]) -> Sequence[Rejected]:
+        """The whole batch at once; row by row when one of them is bad; session by session in a broken store."""
         try:
-            self._transaction(partial(self._store_all, batch, writes))
+            try:
+                self._transaction(partial(self._store_all, batch, writes))
+            except TransientStoreError:
+                raise
+            except Exception:  # noqa: BLE001  border: whatever one row does to the database must not cost its batch
+                return self._transaction(partial(self._store_singly, batch, writes), last=True)
         except TransientStoreError as error:
             if not is_damage(error.__cause__):
                 raise
             return self._store_where_it_can_be(batch, writes)
-        except Exception:  # noqa: BLE001  border: whatever one row does to the database must not cost its batch
-            return self._transaction(partial(self._store_singly, batch, writes), last=True)
         return ()
 
     def close(self) -> None:
@@ -73,6 +85,7 @@ class SqlWriter:
     def _transaction(self, work: Callable[[Connection], T], *, last: bool = False) -> T:
         """Do `work` and commit. Raises `TransientStoreError` for errors that pass, and for all when this is the
         `last` way to store the batch: then nothing can be stored now."""
+        committing = False
         try:
             connection = self._connection = self._connection or self._connect()
             self._staged = {}
@@ -80,16 +93,16 @@ class SqlWriter:
             with watching, connection.begin() as transaction:
                 result = work(connection)
                 faults.hit("store.commit")
-                self._doubtful = True
+                committing = True
                 transaction.commit()
             faults.hit("store.committed")
         except Exception as problem:  # border to the database: sorted into what passes and what a row has done
             self._heads.forget()
+            self._doubtful |= committing  # it does not say whether it happened
             if last or is_transient(problem):
                 self._drop()
                 raise transient(problem, "the store takes no writes at the moment") from problem
             raise
-        self._doubtful = False
         self._heads.keep(self._staged)
         return result
 
@@ -165,7 +178,7 @@ class SqlWriter:
             prune(connection, write.values, self._audit_key)
             return
         if self._doubtful and not write.key and has_write(connection, write):
-            return  # its commit was lost on the way back
+            return  # from an earlier try
         store_write(connection, write)
 
     # ── a store that is broken in places ────────────────────────────────────────────────────────────────────────
@@ -194,7 +207,7 @@ class SqlWriter:
         except TransientStoreError as error:
             if is_damage(error.__cause__):
                 return error.message
-            self._doubtful = True  # what came before is stored, and comes again
+            self._doubtful = True  # what came before it is stored
             raise
 
     # ── row by row ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,19 +217,33 @@ class SqlWriter:
     ) -> Sequence[Rejected]:
         rejected: list[Rejected] = []
         for event in batch:
-            problem = self._attempt(connection, partial(self._store_events, connection, [event]))
-            if isinstance(problem, OutOfOrder):
-                rejected.append(Rejected(reason=str(problem), event=event))
-            elif problem is not None:
-                replacement = self._replace(event, reason(problem))
-                with connection.begin_nested():
-                    self._store_events(connection, [replacement])
-                rejected.append(Rejected(reason=reason(problem), event=event, replacement=replacement))
+            found = self._store_one(connection, event)
+            if found is not None:
+                rejected.append(found)
         for write in writes:
             problem = self._attempt(connection, partial(self._store_lone, connection, write))
             if problem is not None:
                 rejected.append(Rejected(reason=reason(problem), write=write))
         return rejected
+
+    def _store_one(self, connection: Connection, event: Event) -> Rejected | None:
+        """Store an event, or what takes its place."""
+        key = (event.tenant, event.session_id)
+        if key not in self._staged and (head := load_head(connection, key)) is not None:
+            self._staged[key] = Head(*head)  # also of a session that seems to be new
+        place = (key, event.seq)
+        found = self._stand_ins.get(place)  # of an earlier try, which may have been committed
+        if found is None:
+            problem = self._attempt(connection, partial(self._store_events, connection, [event]))
+            if problem is None:
+                return None
+            if isinstance(problem, OutOfOrder):
+                return Rejected(reason=str(problem), event=event)
+            found = self._stand_ins[place] = reason(problem), self._replace(event, reason(problem))
+        why, stand_in = found
+        with connection.begin_nested():
+            self._store_events(connection, [stand_in])
+        return Rejected(reason=why, event=event, replacement=stand_in)
 
     def _attempt(self, connection: Connection, work: Callable[[], None]) -> Exception | None:
         """Do `work` in a savepoint; what it did is undone when it fails. Errors that pass are raised."""

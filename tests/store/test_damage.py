@@ -1,14 +1,19 @@
 """A file that is damaged in one place: what belongs there waits and nothing stands in for it, the rest is stored."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
+from app.agent import events as kinds
+from app.agent import faults
+from app.agent.events import Write
 from app.sessions.ports import TransientStoreError
 from app.store.database import Database
 from tests.store.conftest import Store
 from tests.store.facts import Facts, replaced
+from tests.store.test_writer import key_row
 from tests.trouble import damage
 
 INDEX = "ix_messages_session"
@@ -24,8 +29,20 @@ def broken(store: Store, path: Path, facts: Facts) -> None:
     store.writer = store.database.writer(replaced)
 
 
-@pytest.mark.spec("12.3", "11.2")
-async def test_a_damaged_page_keeps_its_sessions_and_no_others(file: Path) -> None:
+def passing(*, at: int) -> None:
+    """The commit with that number, from 1, meets an error that passes."""
+    left = iter(range(at - 1))
+
+    def commit() -> None:
+        if next(left, None) is None:
+            raise TransientStoreError("database is locked")
+
+    faults.arm("store.commit", commit)
+
+
+@pytest.fixture
+async def damaged(file: Path) -> AsyncIterator[tuple[Store, Facts]]:
+    """A store that is broken in the place of one session, which goes on to speak, and that session."""
     database = Database(file)
     await database.open()
     store = Store(database)
@@ -35,6 +52,17 @@ async def test_a_damaged_page_keeps_its_sessions_and_no_others(file: Path) -> No
         other = Facts()
         store.stored(other.created(), *other.whole_run(other.run()))
     broken(store, file, old)
+    try:
+        yield store, old
+    finally:
+        faults.disarm()
+        store.writer.close()
+        await database.close()
+
+
+@pytest.mark.spec("12.3", "11.2")
+async def test_a_damaged_page_keeps_its_sessions_and_no_others(damaged: tuple[Store, Facts]) -> None:
+    store, old = damaged
     late, new = old.whole_run(old.run()), Facts()
     whole = [new.created(), *new.whole_run(new.run())]
     rejected = store.write(*late[:3], *whole, *late[3:])
@@ -46,8 +74,39 @@ async def test_a_damaged_page_keeps_its_sessions_and_no_others(file: Path) -> No
         f"SELECT id FROM messages INDEXED BY {INDEX} WHERE tenant_id = 'default' AND session_id = '{old.session.id}'"
     )
     with pytest.raises(TransientStoreError, match=r"docs/operations.md"):
-        await database.reader.rows(text(through))
+        await store.database.reader.rows(text(through))
     with pytest.raises(TransientStoreError, match="damaged"):
-        await database.check()
-    store.writer.close()
-    await database.close()
+        await store.database.check()
+
+
+@pytest.mark.spec("12.3", "11.2")
+async def test_a_batch_that_met_damage_and_then_a_passing_error_is_stored_once_when_it_comes_again(
+    damaged: tuple[Store, Facts],
+) -> None:
+    store, old = damaged
+    late = old.whole_run(old.run())
+    news = [Facts() for _ in range(3)]
+    first, second, third = ([new.created(), *new.whole_run(new.run())] for new in news)
+    rows = [Write(table="api_keys", values=key_row(name)) for name in ("one", "two")]
+    for commit in (2, 3, 5):  # of those two sessions, the last session and the last row
+        passing(at=commit)
+        with pytest.raises(TransientStoreError, match="locked"):
+            store.write(*first, *second, *late, *third, writes=rows)
+        faults.disarm()
+    rejected = store.write(*first, *second, *late, *third, writes=rows)
+    assert [item.event for item in rejected] == late
+    for new in news:
+        assert await store.log.head("default", new.session.id) == new.seq
+        assert len(await store.rows("messages", session_id=new.session.id)) == 5
+    assert len(await store.rows("api_keys")) == 2
+
+
+@pytest.mark.spec("12.3", "11.2")
+async def test_a_bad_row_in_a_batch_that_meets_damage_costs_itself_alone(damaged: tuple[Store, Facts]) -> None:
+    store, old = damaged
+    late, new = old.whole_run(old.run()), Facts()
+    run = new.run()
+    created, queued, empty = new.created(), new.queued(run), new.event(run, kinds.MESSAGE, {})
+    rejected = store.write(created, queued, empty, *late, new.ended(run))
+    assert [(item.event, item.damaged) for item in rejected] == [(empty, False), *((event, True) for event in late)]
+    assert await store.log.head("default", new.session.id) == new.seq

@@ -165,6 +165,30 @@ async def test_a_bad_event_is_replaced_under_its_number_and_the_rest_is_stored(s
     assert (await store.row("runs"))["status"] == "completed"
 
 
+@pytest.mark.spec("11.2", "12.3")
+async def test_what_took_the_place_of_a_bad_event_is_known_again_when_its_commit_was_not_confirmed(
+    store: Store,
+) -> None:
+    facts = Facts()
+    run = facts.run()
+    bad = [facts.created(), facts.queued(run), facts.event(run, kinds.MESSAGE, {})]
+
+    def fail() -> None:
+        raise TransientStoreError("the connection broke while the answer was on its way")
+
+    faults.arm("store.committed", fail)
+    with pytest.raises(TransientStoreError):
+        store.write(*bad)
+    faults.disarm()
+    (rejected,) = store.write(*bad, facts.ended(run))
+    assert rejected.event is bad[-1]
+    assert rejected.replacement is not None
+    page = await store.log.page("default", facts.session.id, after=2)
+    assert [(event.seq, event.type) for event in page] == [(3, "error"), (4, "run.completed")]
+    assert page[0].data == rejected.replacement.data
+    assert list(store.write(facts.idle())) == []
+
+
 @pytest.mark.spec("12.3")
 async def test_an_event_that_the_projection_does_not_understand_costs_itself_alone(store: Store) -> None:
     facts = Facts()
@@ -238,6 +262,19 @@ async def test_a_number_that_another_process_gave_already_is_refused(store: Stor
         "run.queued",
         "run.completed",
     ]
+
+
+@pytest.mark.spec("11.1", "12.3")
+async def test_a_first_event_that_is_in_the_store_already_stops_nobody(store: Store) -> None:
+    facts, other = Facts(), Facts()
+    created = facts.created()
+    store.stored(created)
+    assert list(store.write(created, facts.idle(), other.created())) == []
+    facts.seq = 0
+    (rejected,) = store.write(facts.idle(), other.idle())
+    assert "another process" in rejected.reason
+    assert await store.log.head("default", facts.session.id) == 2
+    assert await store.log.head("default", other.session.id) == 2
 
 
 @pytest.mark.spec("11.1")
