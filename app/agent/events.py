@@ -614,8 +614,9 @@ class Recorder(Protocol):
     async def committed(self, event: Event) -> None:
         """Wait until the event is in the store."""
 
-    async def room(self) -> None:
-        """Wait while too much waits to be written, or for ever once there is a pause: called at step boundaries."""
+    async def room(self, session_id: str) -> None:
+        """Wait while too much waits to be written, or for ever once there is a pause: called at step boundaries of a
+        session's runs."""
 
     def pause(self) -> None:
         """No step begins any more: the process is about to end."""

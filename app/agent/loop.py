@@ -139,7 +139,7 @@ async def _step(work: Work) -> Answer | None:
     work.control.check()
     work.resting = True
     try:
-        await work.recorder.room()
+        await work.recorder.room(work.run.session_id)
     finally:
         work.resting = False
     work.hear()

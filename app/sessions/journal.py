@@ -37,6 +37,7 @@ RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 0.5  # so that a store that is back is at work again well within 2 s
 SAID_EVERY = 60  # tries that fail for the same reason: one of so many is said in the log
 MENDED_S = 10.0  # between two tries to store what the store is damaged for
+DAMAGED_PART = 4  # what sessions that cannot be stored may take of the room that all the others have
 EVENT_BYTES = 2048  # what an event that waits takes beside its text: objects, names, a payload that was read
 _FINAL = events.FINAL_TYPES
 
@@ -46,7 +47,9 @@ Listener = Callable[[Sequence[Event]], None]
 class _Stream:
     """One session's numbers. `recorded` is the last number given, `stored` the last one published."""
 
-    __slots__ = ("open", "queued", "recorded", "scopes", "session_id", "stored", "tenant", "texts", "waiters")
+    __slots__ = (
+        "bytes", "open", "queued", "recorded", "scopes", "session_id", "stored", "tenant", "texts", "waiters",
+    )  # fmt: skip
 
     def __init__(self, tenant: str, session_id: str, head: int) -> None:
         self.tenant = tenant
@@ -54,6 +57,7 @@ class _Stream:
         self.recorded = head
         self.stored = head
         self.queued = 0
+        self.bytes = 0  # what is queued takes
         self.open = True
         self.scopes: dict[str, tuple[bytes, Run | None]] = {}
         self.texts: dict[str, dict[tuple[str, str | None], _Offset]] = {}
@@ -61,13 +65,14 @@ class _Stream:
 
 
 class _Offset:
-    """How far a text of a step has been shown."""
+    """How far a text of a step has been shown. `lost`: a piece was not, so that none of the rest is."""
 
-    __slots__ = ("at", "mask", "step")
+    __slots__ = ("at", "lost", "mask", "step")
 
     def __init__(self, step: int, mask: StreamMasker | None) -> None:
         self.step = step
         self.at = 0
+        self.lost = False
         self.mask = mask
 
 
@@ -111,12 +116,14 @@ class Journal:
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._queue: list[Event | _Row | asyncio.Future[None]] = []
         self._aside: deque[_Row] = deque()
-        self._bytes = 0
+        self._bytes = 0  # of what waits, but for that of damaged sessions
+        self._damaged_bytes = 0
         self._busy = False
         self._urgent = False
         self._timer: asyncio.TimerHandle | None = None
         self._retry_s = RETRY_FIRST_S
         self._room: list[asyncio.Future[None]] = []
+        self._damaged_room: list[asyncio.Future[None]] = []
         self._paused = self._sealed = False
         self._handed_at = 0.0  # when the writer got the batch that it has
         self._with_writer: list[Any] = []  # that batch
@@ -182,7 +189,7 @@ class Journal:
     @property
     def waiting_bytes(self) -> int:
         """How much waits to be written: about what it takes in memory."""
-        return self._bytes
+        return self._bytes + self._damaged_bytes
 
     @property
     def problem(self) -> str | None:
@@ -314,6 +321,9 @@ class Journal:
         if key[1] is not None:
             payload["call"] = key[1]
         offset.at += len(text)
+        if offset.lost or stream.session_id in self._damaged:  # it is part of a message that is shown once it is stored
+            offset.lost = True
+            return
         event = Event(
             seq=0,
             type=key[0],
@@ -326,17 +336,27 @@ class Journal:
             data=encode(payload),
         )
         if stream.queued:
-            stream.queued += 1
-            self._bytes += _cost(event)
-            self._queue.append(event)
+            self._enqueue(stream, event)
         else:  # nothing of its session is before it
             self._bus.publish(stream.session_id, (event,))
 
     def _push(self, stream: _Stream, event: Event) -> None:
-        stream.queued += 1
-        self._bytes += _cost(event)
-        self._queue.append(event)
+        self._enqueue(stream, event)
         self._stir()
+
+    def _enqueue(self, stream: _Stream, event: Event) -> None:
+        self._account(stream, event, 1)
+        self._queue.append(event)
+
+    def _account(self, stream: _Stream, event: Event, sign: int) -> None:
+        """Count an event that waits from here on (`sign` 1), or does no more (-1)."""
+        size = sign * _cost(event)
+        stream.queued += sign
+        stream.bytes += size
+        if stream.session_id in self._damaged:
+            self._damaged_bytes += size
+        else:
+            self._bytes += size
 
     # ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -410,11 +430,16 @@ class Journal:
             self._settling.discard(stored)
             stored.cancel()
 
-    async def room(self) -> None:
-        """Wait while too much waits to be written, or for ever once there is a pause."""
-        while self._paused or self._bytes > self._max_bytes:
+    async def room(self, session_id: str) -> None:
+        """Wait while too much waits to be written, or for ever once there is a pause. Sessions for which the store is
+        damaged have a smaller room of their own, and take none of that of others."""
+        while True:
+            damaged = session_id in self._damaged
+            full = self._damaged_bytes * DAMAGED_PART > self._max_bytes if damaged else self._bytes > self._max_bytes
+            if not (full or self._paused):
+                return
             waiter = self._loop.create_future()
-            self._room.append(waiter)
+            (self._damaged_room if damaged else self._room).append(waiter)
             await waiter
 
     def pause(self) -> None:
@@ -498,18 +523,51 @@ class Journal:
         broken = {r.event.session_id: r.reason for r in rejected if r.damaged and r.event is not None}
         for item in batch:
             if isinstance(item, Event) and item.seq and item.session_id not in broken:
-                self._damaged.pop(item.session_id, None)
+                self._mended(item.session_id)
         if not broken:
             return batch
-        for session_id, reason in broken.items():
-            if session_id not in self._damaged:
-                log.error("the store is damaged where session %s is kept, which waits: %s", session_id, reason)
-            self._damaged[session_id] = reason
+        new = broken.keys() - self._damaged.keys()
+        for session_id in new:
+            log.error("the store is damaged where session %s is kept, which waits: %s", session_id, broken[session_id])
+            self._set_apart(self._streams[session_id])
+        self._damaged.update(broken)
+        if new:
+            batch, self._queue = self._without_texts(batch), self._without_texts(self._queue)
         if not self._held:
             self._loop.call_later(MENDED_S, self._try_again)
         for session_id in broken:
             self._held.setdefault(session_id, [])
         return [item for item in batch if not self._put_aside(item)]
+
+    def _set_apart(self, stream: _Stream) -> None:
+        """What waits of a session does not count for others any more, and the texts under way end here."""
+        self._bytes -= stream.bytes
+        self._damaged_bytes += stream.bytes
+        for texts in stream.texts.values():
+            for offset in texts.values():
+                offset.lost = True
+
+    def _mended(self, session_id: str) -> None:
+        """Something of a session was stored: it is one like all others."""
+        if self._damaged.pop(session_id, None) is None:
+            return
+        stream = self._streams[session_id]
+        self._damaged_bytes -= stream.bytes
+        self._bytes += stream.bytes
+        waiting, self._damaged_room = self._damaged_room, []
+        for waiter in waiting:
+            _settle(waiter, None)
+
+    def _without_texts(self, items: list[Any]) -> list[Any]:
+        """Drop the pieces of texts of damaged sessions: whoever reads has the whole once it is stored, and until then
+        they would take room without end."""
+        kept = []
+        for item in items:
+            if isinstance(item, Event) and not item.seq and item.session_id in self._damaged:
+                self._account(self._streams[item.session_id], item, -1)
+            else:
+                kept.append(item)
+        return kept
 
     def _written(self, batch: list[Any], outcome: Outcome) -> None:
         """The writer's thread has an answer; runs on the event loop."""
@@ -551,8 +609,7 @@ class Journal:
         for item in batch:
             if isinstance(item, Event):
                 stream = self._streams[item.session_id]
-                stream.queued -= 1
-                self._bytes -= _cost(item)
+                self._account(stream, item, -1)
                 event = replaced.get(id(item), item)
                 if item.seq:
                     stream.stored = item.seq
@@ -626,9 +683,8 @@ class Journal:
             left = sum(not isinstance(item, asyncio.Future) for item in self._queue)
             left += sum(map(len, self._held.values()))
             if left or self._busy:
-                log.error(
-                    "the store is away, and %d facts or more that nobody was told are lost: %s", left, self.problem
-                )
+                reason = self.problem or self.damage or "the store did not answer in time"
+                log.error("%d facts or more that nobody was told are lost: %s", left, reason)
             await self._thread.close(END_S)
 
 

@@ -184,7 +184,7 @@ class Notes:
     async def committed(self, event: Any) -> None:
         """It is."""
 
-    async def room(self) -> None:
+    async def room(self, session_id: str) -> None:
         """There is."""
 
     async def handoff(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:

@@ -15,6 +15,8 @@ from tests.sessions.asking import LOOK
 from tests.sessions.writers import Unreliable, Wrapped, writing
 from tests.world import WAIT_S, world
 
+MAX_BYTES = 200_000
+
 
 class Damaged(Unreliable):
     """`broken`: a session for whose next event there is no place; for those after it there would be."""
@@ -52,9 +54,10 @@ async def test_what_cannot_be_stored_waits_in_order_and_is_shown_when_the_store_
         await room.journal.flush()
         damaged.broken = one.session.id
         before = list(one.shown)
-        for talk in (one, two, one, two):
+        for talk, text in ((one, "piece"), (two, "piece"), (one, ""), (two, "")):
             talk.record()
-            talk.emit("piece")
+            if text:
+                talk.emit(text)
             await room.journal.flush()
         assert one.shown == before
         assert two.shown == two.said
@@ -68,8 +71,70 @@ async def test_what_cannot_be_stored_waits_in_order_and_is_shown_when_the_store_
         async with asyncio.timeout(WAIT_S):
             while room.journal.damage is not None:
                 await asyncio.sleep(0.001)
-        assert one.shown == one.said
+        one.emit("the rest of it")
+        one.emit("anew", step=2)
+        lost = ("piece", "the rest of it")
+        assert one.shown == [said for said in one.said if said not in lost], "no text without its beginning"
         assert room.journal.waiting_bytes == 0
+
+
+@pytest.mark.spec("11.1", "12.3")
+async def test_a_session_that_cannot_be_stored_takes_no_room_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    async with writing(tmp_path, max_bytes=MAX_BYTES) as room:
+        damaged = Damaged(room.writer)
+        room.journal._thread._writer = damaged
+        one, two = room.begin(), room.begin()
+        await room.journal.flush()
+        damaged.broken = one.session.id
+        one.record()
+        for _ in range(2 * MAX_BYTES // journal_module.EVENT_BYTES):  # also before the damage is known
+            one.emit("piece")
+        assert room.journal.waiting_bytes > MAX_BYTES
+        await room.journal.flush()
+        for _ in range(2 * MAX_BYTES // journal_module.EVENT_BYTES):
+            one.emit("piece")
+        assert room.journal.waiting_bytes < 2 * journal_module.EVENT_BYTES, "texts do not wait"
+        async with asyncio.timeout(WAIT_S):
+            await room.journal.room(one.session.id)
+            while room.journal.waiting_bytes <= MAX_BYTES:
+                one.record()
+            paused = asyncio.create_task(room.journal.room(one.session.id))
+            await room.journal.room(two.session.id)
+            room.journal.need_room()
+            await room.journal.committed(two.record())
+            await room.journal.flush()
+            assert not paused.done()
+            assert one.shown == one.said[:2]
+            damaged.broken = ""
+            await paused
+            await room.journal.flush()
+        assert one.shown == [number for number in one.said if number != "piece"]
+        assert room.journal.waiting_bytes == 0
+        damaged.gate.clear()
+        while room.journal.waiting_bytes <= MAX_BYTES:
+            one.record()
+        with pytest.raises(Unavailable, match="too much waits"):
+            room.journal.need_room()
+        damaged.gate.set()
+
+
+@pytest.mark.spec("12.3")
+async def test_an_end_with_facts_that_cannot_be_stored_names_the_damage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with writing(tmp_path) as room:
+        damaged = Damaged(room.writer)
+        room.journal._thread._writer = damaged
+        talk = room.begin()
+        await room.journal.flush()
+        damaged.broken = talk.session.id
+        talk.record()
+        await room.journal.flush()
+        await room.journal.close()
+        assert f"1 facts or more that nobody was told are lost: session {talk.session.id} cannot" in caplog.text
 
 
 @pytest.mark.spec("12.3", "14.3")

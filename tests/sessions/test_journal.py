@@ -177,10 +177,10 @@ async def test_loops_pause_while_too_much_waits_and_go_on_when_it_is_written(tmp
         talk = room.begin()
         room.writer.gate.clear()
         async with asyncio.timeout(WAIT_S):
-            await room.journal.room()
+            await room.journal.room(talk.session.id)
             while room.journal.waiting_bytes <= 20_000:
                 talk.record()
-            paused = [asyncio.create_task(room.journal.room()) for _ in range(3)]
+            paused = [asyncio.create_task(room.journal.room(talk.session.id)) for _ in range(3)]
             await asyncio.sleep(0)
             assert not any(task.done() for task in paused)
             paused.pop().cancel()
