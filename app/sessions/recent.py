@@ -45,7 +45,7 @@ class Recent:
 
 
 class _Tail:
-    """Consecutive events; the numbers have no gaps, so a place is found by counting."""
+    """Consecutive events, so that a place is found by counting. Behind a gap it begins anew."""
 
     __slots__ = ("events", "size")
 
@@ -57,6 +57,9 @@ class _Tail:
         """Returns by how much the tail grew, in bytes."""
         before = self.size
         for event in events:
+            if self.events and event.seq != self.events[-1].seq + 1:
+                self.events.clear()
+                self.size = 0
             self.events.append(event)
             self.size += len(event.envelope) + len(event.data)
         while self.size > limit and self.events:

@@ -168,7 +168,11 @@ async def test_an_event_of_a_session_that_another_process_numbers_is_not_shown(t
         event = talk.record()
         async with asyncio.timeout(WAIT_S):
             await room.journal.committed(event)
-        assert talk.shown == [1, 2]
+            await room.journal.committed(talk.record())
+        assert talk.shown == [1, 2, 4]
+        recent, session = room.journal.recent, talk.session.id
+        assert recent.after(session, 2, 4) is None, "number 3 is in the log alone"
+        assert [event.seq for event in recent.after(session, 3, 4) or ()] == [4]
 
 
 @pytest.mark.spec("12.3")
