@@ -125,7 +125,8 @@ class Place:
         """Whether the frame is new. Raises `Gap` when something before it is missing; the place stays then."""
         if frame.id is None:
             if frame.type == "stream.reset":
-                self.cursor, self.ended = 0, False
+                # a log whose front was removed does not begin at 1, and what is gone is no gap
+                self.cursor, self.ended = max(0, frame.data.get("oldest", 1) - 1), False
             self.told = frame.type == "stream.closing"
             return True
         if frame.id <= self.cursor:

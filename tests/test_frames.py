@@ -196,3 +196,18 @@ def test_texts_of_calls_and_kinds_are_kept_apart() -> None:
     texts.feed(told("tool.progress", run=1, step=1, at=0, text="b", call="call_b"))
     assert [texts.text(1, 1, kind) for kind in sorted(frames.DELTA_TYPES)] == sorted(frames.DELTA_TYPES)
     assert texts.text(1, 1, "tool.progress", "call_b") == "b"
+
+
+@pytest.mark.spec("11.3", "12.5")
+@pytest.mark.parametrize("told", [{"head": 45, "oldest": 35}, {"head": 45, "oldest": 1}, {"head": 45}])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_after_a_reset_the_first_event_that_is_kept_is_the_next(told: dict[str, int], filtered: bool) -> None:
+    oldest = told.get("oldest", 1)
+    place = Place("/v1/sessions/ses_1/events", 70)
+    assert place.take(Received(None, "stream.reset", told))
+    assert place.cursor == oldest - 1
+    first = oldest + 3 if filtered else oldest
+    data = {"id": first, "prev": oldest - 1} if filtered else {"id": first}
+    with pytest.raises(Gap):
+        place.take(Received(first + 1, "message", {**data, "id": first + 1, "prev": first}))
+    assert place.take(Received(first, "message", data))

@@ -10,13 +10,13 @@ import aiohttp
 import pytest
 
 from app.agent.events import Write
-from app.client import Client, ServiceError
+from app.client import Client, CursorExpired, ServiceError
 from app.store.database import Database
 from tests.cli.test_audit import run
 from tests.flows.test_audit import PLAY, SEALED, done, verified
 from tests.flows.test_tenants import ROOT_KEY, key_of
 from tests.postgres import postgres_server, postgres_url  # noqa: F401  fixtures
-from tests.service import Service, events_of, script, serving
+from tests.service import Service, events_of, received, script, serving
 from tests.store.facts import replaced
 
 AUDIT_KEY = SEALED["SUBAGENTD_AUDIT__KEY"].encode()
@@ -131,6 +131,18 @@ async def test_a_log_without_its_front_says_so_to_every_reader(tmp_path: Path) -
         assert ("oldest" in page, [e["id"] for e in page["items"]]) == (False, [11, 12])
         status, seen = await frames(http, f"{path}?until=idle&after=10")
         assert (status, seen[0][0] == "stream.reset", seen[0][1]["id"]) == (200, False, 11)
+
+        for query in ({}, {"types": "message,session.idle"}, {"depth": 1}):
+            shown = await received(client, path, until="idle", **query)
+            wanted = [e["id"] for e in (await client.page(path, limit=500, **query))["items"]]
+            assert [frame.type for frame in shown if frame.id is None] == ["stream.reset"]
+            assert [frame.id for frame in shown if frame.id is not None] == wanted
+            assert min(wanted) > 10
+        with pytest.raises(CursorExpired) as expired:
+            await received(client, path, 9, until="idle")
+        before = int(expired.value.problem["oldest"]) - 1
+        shown = await received(client, path, before, until="idle")
+        assert ([frame.id for frame in shown], client.gaps) == (list(range(11, head + 1)), 0)
 
         gone = await refused(client, path, after=9)
         assert (gone.status, gone.problem["code"]) == (410, "events_gone")
