@@ -8,7 +8,6 @@ import contextlib
 import email.utils
 import io
 import json
-import random
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from app.frames import FrameParser, Gap, Malformed, Place, Received, Texts
+from app.pauses import PATIENCE_S, BrokenStream, Pauses, Unreachable
 
 __all__ = [
     "BlockingClient",
@@ -29,10 +29,6 @@ __all__ = [
     "Unreachable",
 ]
 
-RECONNECT_S = 1.0  # before a stream is taken up again, when the server does not say
-LONGEST_PAUSE_S = 15.0
-PATIENCE_S = 90.0  # without a sign of life, before a stream is given up; a restart may take the grace and longer
-GAPS = 3  # in a row at one place, before a stream is given up
 IDLE_S = 45.0  # three heartbeats
 AGAIN = frozenset({429, 502, 503, 504})  # for now: the service is full or not ready, or a proxy does not reach it
 T = TypeVar("T")
@@ -55,20 +51,12 @@ class CursorExpired(ServiceError):
     state over the other routes, and follow from there."""
 
 
-class Unreachable(Exception):
-    """Nothing answers at that address."""
-
-
-class BrokenStream(Unreachable):
-    """What answers there is no event stream of this service, or leaves events out each time it is asked."""
-
-
 class Client:
     """Talks to one service. Use as an async context manager.
 
     `reconnect_s`: the pause before a cut stream is taken up again, instead of what the server asks for. `patience_s`:
-    how long nobody may answer before a stream is given up. `idle_s`: silence after which a connection is taken for
-    dead. `gaps` and `repeats` count what streams showed that they should not have.
+    how long nobody may answer before a stream, or the answer to a question, is given up. `idle_s`: silence after which
+    a connection is taken for dead. `gaps` and `repeats` count what streams showed that they should not have.
     """
 
     def __init__(
@@ -84,6 +72,7 @@ class Client:
         self.gaps = self.repeats = 0
         self._reconnect_s = reconnect_s
         self._patience_s = patience_s
+        self._idle_s = idle_s
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._stream_timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=idle_s)
@@ -149,20 +138,27 @@ class Client:
         """The events of a view after a number, until the view ends: each durable one once and in order, over however
         many connections.
 
-        After a `stream.reset` all that came before is void, and the view follows from its first event. `decide` gets
-        the data of each `permission.requested`; what it returns, `{"decision": …}`, is sent as the answer.
+        After a `stream.reset` all that came before is void, and the view follows from the first event that is kept.
+        `decide` gets the data of each `permission.requested`; what it returns, `{"decision": …}`, is sent as the
+        answer, until it is taken or somebody else was faster.
         Raises `ServiceError` for a refusal that will not pass by itself, `CursorExpired` among them, `Unreachable`
         when nobody answers for `patience_s`, `BrokenStream` when the same event is missing again and again.
         """
+        async with contextlib.aclosing(self._followed(path, after, query)) as frames:
+            async for frame in frames:
+                yield frame
+                if decide is not None and frame.type == "permission.requested":
+                    await self._settle(decide(frame.data["data"]), frame.data["data"]["approval_id"])
+
+    async def _followed(self, path: str, after: int, query: Mapping[str, Any]) -> AsyncGenerator[Received, None]:
         place = Place(path, after, until_idle=query.get("until") == "idle")
-        pauses = _Pauses(self._reconnect_s, self._patience_s)
+        pauses = Pauses(self._reconnect_s, self._patience_s)
         while True:
             try:
                 async with contextlib.aclosing(self._connection(path, place, query, pauses)) as frames:
                     async for frame in frames:
                         yield frame
-                        if decide is not None and frame.type == "permission.requested":
-                            await self._settle(decide(frame.data["data"]), frame.data["data"]["approval_id"])
+                        pauses.alive()  # what the caller took its time for was no silence of the service
                 if pauses.over or place.ended:
                     return
                 pauses.cut(f"{self.url} ended the stream", at_once=pauses.moved and not place.told)
@@ -182,7 +178,7 @@ class Client:
             await asyncio.sleep(pauses.pause_s)
 
     async def _connection(
-        self, path: str, place: Place, query: Mapping[str, Any], pauses: "_Pauses"
+        self, path: str, place: Place, query: Mapping[str, Any], pauses: Pauses
     ) -> AsyncGenerator[Received, None]:
         params = {key: str(value) for key, value in query.items() if value is not None}
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(place.cursor)}
@@ -210,55 +206,22 @@ class Client:
                 pauses.asked_ms = parser.retry_ms or pauses.asked_ms
 
     async def _settle(self, decision: Mapping[str, Any] | None, approval_id: str) -> None:
-        if decision is None:
-            return
-        try:
-            await self.answer(approval_id, **decision)
-        except ServiceError as error:
-            if error.status != 409:  # settled already: by somebody else, or before the stream was cut
-                raise
-
-
-class _Pauses:
-    """When a stream that was cut is taken up again, and when it is given up. `moved`: the last connection showed
-    something new, `over`: there is nothing more."""
-
-    def __init__(self, fixed_s: float | None, patience_s: float) -> None:
-        self.over = self.moved = False
-        self.asked_ms: int | None = None
-        self.pause_s = 0.0
-        self.gaps = 0
-        self._fixed_s = fixed_s
-        self._patience_s = patience_s
-        self._tries = 0
-        self._alive_at = time.monotonic()
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether nobody was there for too long."""
-        return time.monotonic() - self._alive_at > self._patience_s
-
-    def alive(self) -> None:
-        """Something came."""
-        self._alive_at, self._tries = time.monotonic(), 0
-
-    def cut(self, why: str, wait_s: float | None = None, *, at_once: bool = False) -> None:
-        """Decide how long to wait: at least `wait_s`. Raises `Unreachable`."""
-        if self.exhausted:
-            raise Unreachable(f"{why}; given up after {self._patience_s:g} s")
-        asked_s = RECONNECT_S if self.asked_ms is None else self.asked_ms / 1000
-        base_s = asked_s if self._fixed_s is None else self._fixed_s
-        # all clients of a server that went away come back: not at the same moment, and ever more slowly
-        pause_s = min(base_s * 1.5 ** min(self._tries, 20), max(base_s, LONGEST_PAUSE_S)) * random.uniform(0.5, 1.5)
-        self.pause_s = 0.0 if at_once else max(pause_s, wait_s or 0.0)
-        self._tries += 1
-
-    def gap(self, gap: Gap) -> None:
-        """Events are missing: ask for them once more. Raises `BrokenStream`."""
-        self.gaps += 1
-        if self.gaps >= GAPS:
-            raise BrokenStream(str(gap)) from gap
-        self.cut(str(gap))
+        """Send an answer until it is taken: the stream does not show its question a second time."""
+        pauses = Pauses(self._reconnect_s, self._patience_s)
+        while decision is not None:
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    await self.answer(approval_id, **decision)
+                return
+            except ServiceError as error:
+                if error.status == 409:  # settled: by somebody else, or by this answer when its receipt was lost
+                    return
+                if error.status not in AGAIN or pauses.exhausted:
+                    raise
+                pauses.cut(str(error), error.retry_after_s)
+            except (Unreachable, TimeoutError) as error:
+                pauses.cut(str(error) or f"{self.url} did not take an answer within {self._idle_s:g} s")
+            await asyncio.sleep(pauses.pause_s)
 
 
 class BlockingClient:

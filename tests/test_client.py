@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from app.client import (
     ServiceError,
     Texts,
     Unreachable,
-    _Pauses,
     _seconds,
 )  # fmt: skip
 from tests.hostile import CHUNKED, NOTHING_MORE, Hostile, chunked, hostile, refusal
@@ -110,6 +110,87 @@ async def test_a_reset_is_shown_and_the_stream_follows_from_its_first_event() ->
     assert (server.asked, client.gaps) == ([70, 1], 0)
 
 
+@pytest.mark.spec("11.3", "12.5")
+@pytest.mark.parametrize("before", [{}, {"prev": 2}])
+async def test_a_log_without_its_front_is_followed_from_the_first_event_that_is_kept(before: dict[str, int]) -> None:
+    front = b'event: stream.reset\ndata: {"head":4,"oldest":3}\n\n'
+    seen = iter([front, front + frame(3, **before), story(3)])
+    async with hostile(lambda cursor: chunked(next(seen), ended=False)) as server, quick(server) as client:
+        assert await ids(client) == [3, 4]
+        assert (server.asked, client.gaps) == ([0, 2, 3], 0)
+
+
+TAKEN = refusal(200)
+QUESTION = chunked(frame(1, "permission.requested", data={"approval_id": "a"}), ended=False)
+
+
+async def answered(*answers: bytes, **options: Any) -> tuple[list[int | None], list[int]]:
+    """Deny what event 1 asks; `answers` are those to that. The ids of the view, and the cursors that were asked."""
+    seen = iter([QUESTION, *answers, chunked(story(1), ended=True)])
+    async with (
+        hostile(lambda cursor: next(seen)) as server,
+        quick(server, **options) as client,
+        asyncio.timeout(WAIT_S),
+    ):
+        view = client.events(PATH, decide=lambda asked: {"decision": "deny"})
+        return [frame.id async for frame in view if frame.id is not None], server.asked
+
+
+@pytest.mark.spec("11.3", "14.11")
+@pytest.mark.parametrize(
+    "failed",
+    [refusal(429, "Retry-After: 0\r\n"), refusal(503), refusal(502), b""],
+    ids=["full", "not ready", "proxy", "no answer"],
+)
+async def test_an_answer_to_a_question_is_sent_until_it_is_taken(failed: bytes) -> None:
+    assert await answered(failed, failed, TAKEN) == ([1, 2, 3, 4], [0, 0, 0, 0, 1])
+    assert await answered(failed, refusal(409)) == ([1, 2, 3, 4], [0, 0, 0, 1])
+
+
+@pytest.mark.spec("11.3", "14.11")
+async def test_an_answer_that_is_never_taken_is_told_to_the_caller() -> None:
+    with pytest.raises(ServiceError) as refused:
+        await answered(refusal(403))
+    assert refused.value.status == 403
+    seen = itertools.chain([QUESTION], itertools.repeat(refusal(503)))
+    dead = itertools.chain([QUESTION], itertools.repeat(b""))
+    for answers, kind in ((seen, ServiceError), (dead, Unreachable)):
+        async with (
+            hostile(lambda cursor, answers=answers: next(answers)) as server,
+            quick(server, patience_s=0.05) as client,
+        ):
+            with pytest.raises(kind):
+                async with asyncio.timeout(WAIT_S):
+                    async for _ in client.events(PATH, decide=lambda asked: {"decision": "deny"}):
+                        pass
+
+
+@pytest.mark.spec("14.11")
+async def test_what_fails_in_the_callers_own_code_is_no_fault_of_the_line() -> None:
+    def decide(asked: dict[str, Any]) -> None:
+        raise FileNotFoundError("the list of what is allowed")
+
+    async with hostile(lambda cursor: QUESTION) as server, quick(server) as client:
+        with pytest.raises(FileNotFoundError):
+            async with asyncio.timeout(WAIT_S):
+                async for _ in client.events(PATH, decide=decide):
+                    pass
+
+
+@pytest.mark.spec("11.3")
+async def test_the_time_that_the_caller_takes_for_an_event_is_no_silence_of_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.pauses.time", SimpleNamespace(monotonic=lambda: at))
+    seen = iter([chunked(frame(1), ended=False), chunked(story(1), ended=True)])
+    found, at = list[int | None](), 0.0
+    async with hostile(lambda cursor: next(seen)) as server, quick(server) as client, asyncio.timeout(WAIT_S):
+        async for event in client.events(PATH):
+            found.append(event.id)
+            at += 1000.0
+    assert [number for number in found if number] == [1, 2, 3, 4]
+
+
 @pytest.mark.spec("11.3")
 async def test_a_farewell_is_no_end_and_its_retry_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
     closing = b'event: stream.closing\ndata: {"reason":"shutdown"}\n\nretry: 1\n\n'
@@ -167,30 +248,11 @@ async def test_nobody_at_the_address_and_a_stranger_at_it_are_told_apart() -> No
                 await ids(client)
 
 
-@pytest.mark.spec("11.3")
-def test_pauses_grow_scatter_and_are_at_least_what_was_asked_for() -> None:
-    def pauses(asked_ms: int | None) -> list[float]:
-        made = _Pauses(None, 60)
-        made.asked_ms = asked_ms
-        found = []
-        for _ in range(30):
-            made.cut("x")
-            found.append(made.pause_s)
-        return found
-
-    for asked_ms, base in ((None, 1.0), (200, 0.2), (4000, 4.0)):
-        first = [pauses(asked_ms)[0] for _ in range(50)]
-        assert all(base / 2 <= pause <= base * 1.5 for pause in first)
-        assert max(first) > min(first) * 1.2
-        assert all(7.5 <= pause <= 22.5 for pause in pauses(asked_ms)[-10:])
-    waiting = _Pauses(0.0, 60)
-    waiting.cut("x", 12.0)
-    assert waiting.pause_s == 12.0
-
-
 def test_retry_after_may_be_seconds_a_date_or_nonsense() -> None:
     assert [_seconds(text) for text in ("7", "", None, "soon", "-3")] == [7.0, None, None, None, None]
     assert _seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert _seconds("Mon, 01 Jan 0001 00:00:00 -0000") in (0.0, None)
+    assert _seconds("9" * 400) == float("inf")
     far = _seconds("Wed, 21 Oct 2099 07:28:00 GMT")
     assert far is not None
     assert far > 1e6
