@@ -240,7 +240,10 @@ async def _page(asked: Asked, view: View, look: Look) -> Response:
             code="invalid_cursor",
             errors=[{"at": "after", "message": f"at most {head}"}],
         )
-    if look.wait_s:
+    owner = ""
+    if look.wait_s:  # such a page holds as much as a stream does
         check_room(asked)
-    page = await feed.page(view, look.after, look.limit, look.wait_s)
+        owner = asked.caller.key_id
+        asked.services.access.watch(asked.caller, feed)
+    page = await feed.page(view, look.after, look.limit, look.wait_s, owner)
     return page_of(page["items"], page["next"], oldest=page["oldest"])

@@ -122,7 +122,8 @@ class _Pulse:
 
 
 class EventFeed:
-    """Follows views. `max_readers` bounds the open streams of the process, `max_per_owner` those of one key."""
+    """Follows views. `max_readers` bounds the open streams of the process, `max_per_owner` those of one key; pages that
+    wait count as well."""
 
     def __init__(
         self,
@@ -339,12 +340,12 @@ class EventFeed:
             return eye.view.types is None or event.type in eye.view.types
         return eye.sees(event.type, run.ordinal, run.depth, run.path)
 
-    async def page(self, view: View, after: int, limit: int, wait_s: float) -> dict[str, Any]:
+    async def page(self, view: View, after: int, limit: int, wait_s: float, owner: str = "") -> dict[str, Any]:
         """Durable events after a number as `{"items": [JSON bytes], "next": str | None, "oldest": int | None}`; waits
-        up to `wait_s` for the first one. `next` is the number to go on after, None once the view has ended; `oldest`
-        the first event that is kept, when others should have come before."""
+        up to `wait_s` for the first one, unless the streams of `owner` are ended. `next` is the number to go on after,
+        None once the view has ended; `oldest` the first event that is kept, when others should have come before."""
         eye = _Eye(view, max(after, view.begins), after, None if view.paths is None else set(view.paths))
-        reader = self._enter(view, "")
+        reader = self._enter(view, owner)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         try:
@@ -357,10 +358,10 @@ class EventFeed:
                     if not await self._stirred(reader, rest):
                         break
                 except Lagging:
-                    self._leave(reader, "")
-                    reader = self._enter(view, "")
+                    self._leave(reader, owner)
+                    reader = self._enter(view, owner)
         finally:
-            self._leave(reader, "")
+            self._leave(reader, owner)
         return {"items": items, "next": None if eye.ended else str(eye.cursor), "oldest": eye.oldest or None}
 
     @staticmethod

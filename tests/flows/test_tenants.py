@@ -52,6 +52,11 @@ async def key_of(service: Service, tenant: str, *scopes: str) -> str:
     return str(json.loads(out)["key"])
 
 
+async def text(client: Client, path: str) -> str:
+    """An answer that is no JSON."""
+    return b"".join([piece async for piece in client.download(path)]).decode()
+
+
 async def things_of(client: Client) -> dict[str, str]:
     """One of everything that has an id, by the name of the path parameter."""
     run = await client.request("POST", "/v1/runs", QUICK)
@@ -218,6 +223,28 @@ async def test_revoking_a_key_ends_its_open_streams(tmp_path: Path) -> None:
                 assert b'"reason":"revoked"' in body
                 async with http.get(url) as again:
                     assert again.status == 401
+
+
+@pytest.mark.spec("11.3", "17.2")
+async def test_pages_that_wait_leave_room_for_other_keys_and_end_when_theirs_is_revoked(tmp_path: Path) -> None:
+    limit = 2
+    env = {**script(tmp_path, PLAY), "SUBAGENTD_KEY": ROOT_KEY, "SUBAGENTD_STREAM__MAX_PER_OWNER": str(limit)}
+    async with serving(tmp_path, env=env) as service, service.client() as root:
+        made = await root.request("POST", "/v1/keys", {"name": "greedy", "scopes": ["read", "run"]})
+        async with service.client(made["key"]) as client, asyncio.timeout(WAIT_S):
+            session = await client.request("POST", "/v1/sessions", {k: v for k, v in QUICK.items() if k != "input"})
+            path = f"/v1/sessions/{session['id']}/events"
+            head = (await client.page(path))["items"][-1]["id"]
+            polls = [asyncio.create_task(client.page(path, after=head, wait_ms=60_000)) for _ in range(limit)]
+            while f"\nsubagentd_open_streams {limit}" not in await text(root, "/metrics"):
+                pass
+            with pytest.raises(ServiceError, match="max_per_owner") as refused:
+                await client.page(path, after=head, wait_ms=60_000)
+            assert refused.value.status == 429
+            assert [e["id"] for e in (await client.page(path))["items"]] == list(range(1, head + 1))
+            assert (await root.page(path, after=head, wait_ms=1))["items"] == []
+            await root.request("DELETE", f"/v1/keys/{made['id']}")
+            assert [(await poll)["items"] for poll in polls] == [[], []]
 
 
 @pytest.mark.spec("17.3")

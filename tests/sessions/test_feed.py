@@ -325,6 +325,24 @@ async def test_one_stream_too_many_is_refused_for_a_key_and_for_the_process(tmp_
         feed.check("a")
 
 
+@pytest.mark.spec("11.3", "17.2")
+async def test_pages_that_wait_count_as_streams_of_their_key_and_end_with_it(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_S), writing(tmp_path) as room:
+        feed = EventFeed(room.log, room.bus, room.journal, max_readers=5, max_per_owner=2)
+        what = view(await begin(room))
+        tasks = []
+        for _ in range(2):
+            feed.check("greedy")
+            tasks.append(asyncio.create_task(feed.page(what, 2, 10, 10 * WAIT_S, "greedy")))
+            await asyncio.sleep(0)
+        with pytest.raises(TooMany, match="max_per_owner"):
+            feed.check("greedy")
+        feed.check("other")
+        feed.end("greedy", "revoked")
+        assert [await task for task in tasks] == [{"items": [], "next": "2", "oldest": None}] * 2
+        assert (feed.readers, feed.owners()) == (0, ())
+
+
 async def begin(room: Room) -> Talk:
     """A session whose first events are stored."""
     talk = room.begin()
