@@ -193,16 +193,19 @@ async def events(request: Request, asked: Asked, view: View, look: Look) -> Resp
 
 async def _kept(asked: Asked, view: View, after: int) -> None:
     """Raises `Gone` when events behind a cursor were removed for their age: a client that goes on would miss them. And
-    without one when that which ended the view was: it would be waited for in vain."""
+    without one when that which ended the view was: it would be waited for in vain. A view until idle needs no event to
+    end: who begins it anew is shown what is kept."""
     oldest = await asked.services.feed.oldest(view, after)
     behind = max(after, view.begins)  # of what stands before a view nothing is missed
     if after and behind < oldest - 1 and view.run_id is not None:  # the view of an open run does not know that
         behind = max(behind, await asked.services.sessions.begins(asked.tenant, view.run_id))
-    if (after and behind < oldest - 1) or (view.ended_seq is not None and view.ended_seq < oldest):
+    over = view.ended_seq is not None and view.ended_seq < oldest and not view.until_idle
+    if over or (after and behind < oldest - 1):
         state = f"/v1/sessions/{view.session_id}/tree"
+        rest = "nothing follows" if over else f"then go on without a cursor, or after {oldest - 1}"
         raise Gone(
             f"the events behind {after} are older than they are kept (audit.retention_h): the oldest is {oldest}. Read "
-            f"the present state at {state}, then go on without a cursor, or after {oldest - 1}",
+            f"the present state at {state}; {rest}",
             code="events_gone",
             oldest=oldest,
             head=await asked.services.feed.head(view),

@@ -61,6 +61,7 @@ class _Eye:
     head: int = 0  # the last event when the view was looked up
     oldest: int = 0  # the first event that is kept, when others should have come before it; 0: nothing is missing
     ended: bool = False
+    idle: bool = False  # nothing was started since the last `session.idle`
 
     def sees(self, kind: str, run: int, depth: int, path: tuple[int, ...]) -> bool:
         """Whether the filters let an event through."""
@@ -80,7 +81,9 @@ class _Eye:
             return kind in FINAL_TYPES and run_id == view.run_id
         if view.handoff_id is not None:
             return kind == "handoff.end" and decode(data).get("handoff_id") == view.handoff_id
-        return kind == "session.closed" or (view.until_idle and kind == "session.idle" and last)
+        if kind != "session.updated":  # a new title starts nothing
+            self.idle = kind == "session.idle"
+        return kind == "session.closed" or (view.until_idle and self.idle and last)
 
     def own_handoff(self, kind: str, data: bytes) -> bool:
         """Whether the event is the start or end of the handoff that is looked at."""
@@ -272,6 +275,7 @@ class EventFeed:
         if oldest <= eye.cursor + 1:
             return False
         eye.oldest, eye.cursor, eye.shown = oldest, oldest - 1, oldest - 1
+        eye.idle = eye.view.ended_seq is not None and eye.view.ended_seq < oldest
         return True
 
     async def oldest(self, view: View, after: int) -> int:

@@ -176,6 +176,35 @@ async def test_a_log_without_its_front_says_so_to_every_reader(tmp_path: Path) -
         assert (await verified(client, session))["first_bad"]["id"] == 1
 
 
+@pytest.mark.spec("11.3", "12.5")
+async def test_a_view_whose_end_was_removed_is_over_and_nobody_is_sent_round_in_circles(tmp_path: Path) -> None:
+    env = {**script(tmp_path, PLAY), **SEALED}
+    async with serving(tmp_path, env=env) as service, service.client() as client:
+        session = await done(client)
+        path = f"/v1/sessions/{session}/events"
+        await received(client, path, until="idle")
+        await client.request("PATCH", f"/v1/sessions/{session}", {"title": "Another"})
+        whole = await events_of(client, path)
+        where = str(service.database)
+    head = whole[-1]["id"]
+    assert [event["type"] for event in whole[-2:]] == ["session.idle", "session.updated"]
+    await prune(where, session, head - 1)
+    async with serving(tmp_path, env=env) as service, service.client() as client:
+        shown = await received(client, path, until="idle")
+        assert [(frame.id, frame.type) for frame in shown] == [(None, "stream.reset"), (head, "session.updated")]
+        page = await client.page(path, until="idle")
+        assert ([event["id"] for event in page["items"]], page["next"], page["oldest"]) == ([head], None, head)
+        gone = await refused(client, path, after=3, until="idle")
+        assert (gone.status, gone.problem["oldest"]) == (410, head)
+        assert f"go on without a cursor, or after {head - 1}" in gone.problem["detail"]
+        assert await received(client, path, head - 1, until="idle") == []
+
+        (root,) = (await client.page(gone.problem["state"]))["runs"]
+        for after in (0, 3):
+            gone = await refused(client, f"/v1/runs/{root['id']}/events", after=after)
+            assert (gone.status, "nothing follows" in gone.problem["detail"]) == (410, True)
+
+
 @pytest.mark.spec("12.5", "16.2")
 async def test_a_log_is_not_kept_for_less_than_others_read_it(tmp_path: Path) -> None:
     wrong = {"SUBAGENTD_AUDIT__RETENTION_H": "-1"}

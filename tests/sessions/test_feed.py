@@ -165,6 +165,24 @@ async def test_a_view_until_idle_ends_with_the_last_idle_and_not_with_an_earlier
 
 
 @pytest.mark.spec("11.3")
+@pytest.mark.parametrize("live", [True, False])
+async def test_a_view_until_idle_ends_also_when_the_session_got_another_title_since(tmp_path: Path, live: bool) -> None:
+    async with writing(tmp_path) as room:
+        feed, talk = EventFeed(room.log, room.bus, room.journal), await begin(room)
+        what = view(talk, until_idle=True)
+        task = asyncio.create_task(seen_by(feed, what))
+        while live and not feed.readers:
+            await asyncio.sleep(0)
+        talk.record(idle)
+        talk.record(lambda facts, _run: facts.updated(title="Another"))  # in the same batch
+        await room.journal.flush()
+        assert [f["id"] for f in await task] == [1, 2, 3, 4]
+        assert [f["id"] for f in await seen_by(feed, what, 2)] == [3, 4]
+        page = await feed.page(what, 0, 100, 0)
+        assert (len(page["items"]), page["next"]) == (4, None)
+
+
+@pytest.mark.spec("11.3")
 async def test_a_view_until_idle_goes_on_when_something_was_started_at_once(tmp_path: Path) -> None:
     async with writing(tmp_path) as room:
         feed, talk = EventFeed(room.log, room.bus, room.journal), room.begin()
