@@ -20,6 +20,7 @@ QUIET_S = 1.0  # without a fact: larger parts cost less for each message
 PURGE_WITHIN_S = 60.0
 PURGE_STEPS = 50  # before the index is looked after again
 PURGE_REST = 10  # times as long as the last purge took: each writes the whole index anew, however little was taken out
+LOOK_S = 30.0  # without any fact: retention erases without one
 AWAY_S, FAILED_S = 2.0, 60.0
 
 
@@ -31,6 +32,9 @@ class IndexStore(Protocol):
 
     async def next_part(self) -> int | None:
         """Up to which message the next part goes that is to be indexed in one transaction; None: all are indexed."""
+
+    async def erased(self) -> bool:
+        """Whether texts of messages that are gone are still to be taken out of the index."""
 
     async def purging(self) -> bool:
         """Whether something that was taken out still stands in the index, marked as gone."""
@@ -74,11 +78,14 @@ class Indexing:
 
     async def _work(self) -> None:
         while True:
-            await self._stirred.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._stirred.wait()
             self._stirred.clear()
             until = self._loop.time() + self._lag_s
             await self._quiet(until)
             try:
+                await self._forget(until)
                 await self._catch_up(until)
                 await self._purge()
                 self.problem = None
@@ -99,12 +106,19 @@ class Indexing:
         await asyncio.sleep(seconds)
         self._stirred.set()
 
+    async def _forget(self, until: float) -> None:
+        while await self._store.erased():
+            await self._step(max(0.0, until - self._loop.time()), forget=True)
+
     async def _catch_up(self, until: float) -> None:
         while (upto := await self._store.next_part()) is not None:
-            begun = self._loop.time()
-            write = Write(table=TABLE, values={"tenant_id": TENANT, "upto": upto}, key=("tenant_id",))
-            await self._journal.write_aside(write, max(0.0, until - begun))
-            await asyncio.sleep(self._loop.time() - begun)  # half of the time belongs to everybody else
+            await self._step(max(0.0, until - self._loop.time()), upto=upto)
+
+    async def _step(self, within_s: float, **asked: int) -> None:
+        begun = self._loop.time()
+        write = Write(table=TABLE, values={"tenant_id": TENANT, **asked}, key=("tenant_id",))
+        await self._journal.write_aside(write, within_s)
+        await asyncio.sleep(self._loop.time() - begun)  # half of the time belongs to everybody else
 
     async def _purge(self) -> None:
         rest = self._purge_from - self._loop.time()
@@ -120,8 +134,5 @@ class Indexing:
                     self._purge_since = None
                 return
             self._purge_since = self._purge_since or now
-            begun = self._loop.time()
-            write = Write(table=TABLE, values={"tenant_id": TENANT, "purge": True}, key=("tenant_id",))
-            await self._journal.write_aside(write, PURGE_WITHIN_S)
-            await asyncio.sleep(self._loop.time() - begun)
+            await self._step(PURGE_WITHIN_S, purge=True)
         self._stirred.set()

@@ -18,13 +18,12 @@ from app.sessions.ports import TransientStoreError
 from app.store.failures import is_index_damage
 from app.store.reader import Reader
 from app.store.tables import messages
-from app.store.text_index import mark
-from app.store.upkeep_tables import text_index
+from app.store.text_index import PART, mark, part_of
+from app.store.upkeep_tables import erased_texts, text_index
 
 log = logging.getLogger(__name__)
 
 CANDIDATES = 20_000  # looked at one by one: 0.1 s; a text that more may hold is found sooner by walking along the log
-PART, PART_CHARS = 100, 70_000  # messages of one transaction of the indexer: 5 to 10 ms
 _TRIGRAMS = 24  # of a long text: enough to leave few candidates, and the text decides anyway
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _ASCII_WORD = re.compile(r"[a-z0-9]{3}")
@@ -37,6 +36,7 @@ _tail = {
     "sqlite": select(func.json_group_array(_tail_rows.c.row_id).label("rows")),
     "postgresql": select(cast(func.json_agg(_tail_rows.c.row_id), Text).label("rows")),
 }
+_erased = select(erased_texts.c.row_id).limit(1)
 _next = (
     select(messages.c.row_id, func.length(messages.c.content).label("size"))
     .where(messages.c.row_id > bindparam("upto"))
@@ -97,13 +97,11 @@ class TextIndex:
     async def next_part(self) -> int | None:
         """Up to which `row_id` the next part goes that is to be indexed; None: all messages are."""
         rows = await self._reader.rows(_next, {"upto": await self._upto()})
-        size, last = 0, None
-        for row in rows:
-            size += row["size"]
-            if last is not None and size > PART_CHARS:
-                break
-            last = row["row_id"]
-        return last
+        return rows[part_of([row["size"] for row in rows]) - 1]["row_id"] if rows else None
+
+    async def erased(self) -> bool:
+        """Whether texts of messages that are gone are still to be taken out of the index."""
+        return await self._reader.row(_erased) is not None
 
     async def purging(self) -> bool:
         """Whether something that was taken out still stands in the index, marked as gone."""

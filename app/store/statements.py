@@ -50,7 +50,7 @@ from app.store.tables import (
     tool_calls,
     webhooks,
 )
-from app.store.text_index import forget_messages, index_messages, purge
+from app.store.text_index import forget_messages, forget_part, index_messages, make_anew, purge
 
 _PROJECTED = (events, sessions, memories, runs, handoffs, messages, tool_calls, approvals, decisions, notices)
 _TABLES = {table.name: table for table in _PROJECTED}
@@ -242,10 +242,7 @@ def store_write(connection: Connection, write: Write) -> None:
     it must be new. The row of `text_index` is not only changed: the index follows it in the same transaction.
     """
     if write.table == "text_index":
-        if "purge" in write.values:
-            purge(connection)
-        else:
-            index_messages(connection, write.values["upto"])
+        _keep_index(connection, write.values)
         return
     table, values = _checked(write)
     if not write.key:
@@ -259,6 +256,14 @@ def store_write(connection: Connection, write: Write) -> None:
             connection.execute(insert(table).values(values))
     elif connection.execute(update(table).where(same).values(values)).rowcount == 0 and not write.change:
         connection.execute(insert(table).values(values))
+
+
+def _keep_index(connection: Connection, asked: Mapping[str, Any]) -> None:
+    for name, step in (("purge", purge), ("forget", forget_part), ("anew", make_anew)):
+        if name in asked:
+            step(connection)
+    if "upto" in asked:
+        index_messages(connection, asked["upto"])
 
 
 def _checked(write: Write) -> tuple[Table, dict[str, Any]]:

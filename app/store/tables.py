@@ -8,12 +8,12 @@ from sqlalchemy import Index, Table, true
 
 from app.store.approval_tables import approvals, decisions
 from app.store.columns import big, blob, flag, json, key, metadata, number, partial, row_id, tenant, text
-from app.store.upkeep_tables import checkpoints, text_index
+from app.store.upkeep_tables import checkpoints, erased_texts, text_index
 
 __all__ = [
-    "agents", "api_keys", "approvals", "artifacts", "checkpoints", "cleared_tasks", "decisions", "events", "handoffs",
-    "idempotency_keys", "memories", "messages", "metadata", "notes", "notices", "runs", "sessions", "tenants",
-    "text_index", "tool_calls", "webhooks",
+    "agents", "api_keys", "approvals", "artifacts", "checkpoints", "cleared_tasks", "decisions", "erased_texts",
+    "events", "handoffs", "idempotency_keys", "memories", "messages", "metadata", "notes", "notices", "runs",
+    "sessions", "tenants", "text_index", "tool_calls", "webhooks",
 ]  # fmt: skip
 
 # ── what events are projected to ────────────────────────────────────────────────────────────────────────────────

@@ -10,15 +10,30 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, text, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    column,
+    delete,
+    func,
+    insert,
+    select,
+    table,
+    text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError
 
 from app.store.failures import is_index_damage
 from app.store.tables import messages
-from app.store.upkeep_tables import text_index
+from app.store.upkeep_tables import erased_texts, text_index
 
 log = logging.getLogger(__name__)
 
+PART, PART_CHARS = 100, 70_000  # messages of one transaction: 5 to 10 ms
 MERGED_PAGES = 64  # of one transaction: about 10 ms
 PURGE_WANTED, PURGE_UNDER_WAY = 1, 2
 _PRIVATE = 0xE000  # Unicode's private use area: 6,400 characters that no text should hold
@@ -38,7 +53,14 @@ _COPY = text(
     'INSERT INTO messages_text (tenant_id, row_id, content) SELECT tenant_id, row_id, lower(content COLLATE "C") '
     "FROM messages WHERE row_id > :after AND row_id <= :upto"
 )
-_copies = text("DELETE FROM messages_text WHERE row_id = ANY(:rows)")
+_copies = table("messages_text", column("row_id", BigInteger))  # PostgreSQL
+_erased_sizes = (
+    select(erased_texts.c.row_id, func.length(erased_texts.c.content).label("size"))
+    .order_by(erased_texts.c.tenant_id, erased_texts.c.row_id)
+    .limit(PART)
+)
+_erased = select(erased_texts).where(erased_texts.c.row_id.in_(bindparam("rows", expanding=True)))
+_forgotten = delete(erased_texts).where(erased_texts.c.row_id.in_(bindparam("rows", expanding=True)))
 
 
 def mark(tenant: str) -> str:
@@ -68,17 +90,43 @@ def index_messages(connection: Connection, upto: int) -> None:
 
 
 def forget_messages(connection: Connection, which: ColumnElement[bool]) -> None:
-    """Take messages out of the index that are about to be deleted; `which` is a condition on their table."""
+    """Take messages out of the index that are about to be deleted; `which` is a condition on their table. SQLite's is
+    told of them later, by `forget_part`: that takes as long as it took to index them."""
     state = connection.execute(_state).one()
-    asked = select(messages.c.row_id, messages.c.tenant_id, messages.c.content)
-    rows = connection.execute(asked.where(and_(which, messages.c.row_id <= state.upto))).all()
-    if not rows:
-        return
+    mine = and_(which, messages.c.row_id <= state.upto)
     if connection.dialect.name == "sqlite":
-        if _in_fts(connection, partial(_out_of_fts, connection, rows)):
-            connection.execute(update(text_index).values(purge=PURGE_WANTED))
+        texts = select(messages.c.tenant_id, messages.c.row_id, messages.c.content).where(mine)
+        connection.execute(insert(erased_texts).from_select(["tenant_id", "row_id", "content"], texts))
     else:
-        connection.execute(_copies, {"rows": [row.row_id for row in rows]})
+        connection.execute(delete(_copies).where(_copies.c.row_id.in_(select(messages.c.row_id).where(mine))))
+
+
+def forget_part(connection: Connection) -> None:
+    """Take some of the texts that were erased out of SQLite's index, at least one."""
+    sizes = connection.execute(_erased_sizes).all()
+    if not sizes:
+        return
+    part = {"rows": [row.row_id for row in sizes[: part_of([row.size for row in sizes])]]}
+    if _in_fts(connection, partial(_out_of_fts, connection, connection.execute(_erased, part).all())):
+        connection.execute(_forgotten, part)
+        connection.execute(update(text_index).values(purge=PURGE_WANTED))
+
+
+def part_of(sizes: Sequence[int]) -> int:
+    """How many of the texts with these sizes (characters) make up a part: at least one."""
+    size = 0
+    for count, more in enumerate(sizes):
+        size += more
+        if count and size > PART_CHARS:
+            return count
+    return len(sizes)
+
+
+def make_anew(connection: Connection) -> None:
+    """Empty SQLite's index: it is filled again from the first message on."""
+    connection.exec_driver_sql(_EMPTY)
+    connection.execute(update(text_index).values(upto=0, purge=0))
+    connection.execute(delete(erased_texts))  # it has never heard of them
 
 
 def _in_fts(connection: Connection, work: Callable[[], object]) -> bool:
@@ -91,8 +139,7 @@ def _in_fts(connection: Connection, work: Callable[[], object]) -> bool:
         if not is_index_damage(problem):
             raise
         log.error("the text index is damaged, and made anew: %s", problem.orig)
-        connection.exec_driver_sql(_EMPTY)
-        connection.execute(update(text_index).values(upto=0, purge=0))
+        make_anew(connection)
         return False
     return True
 

@@ -17,6 +17,7 @@ from app.store.search import TextIndex
 from tests.store.conftest import Store
 from tests.store.test_search import TENANT, found, indexed, moved, said
 
+FORGET = Write(table="text_index", values={"tenant_id": TENANT, "forget": True}, key=("tenant_id",))
 PURGE = Write(table="text_index", values={"tenant_id": TENANT, "purge": True}, key=("tenant_id",))
 
 
@@ -24,6 +25,15 @@ PURGE = Write(table="text_index", values={"tenant_id": TENANT, "purge": True}, k
 def disarmed() -> Iterator[None]:
     yield
     faults.disarm()
+
+
+async def forgotten(store: Store) -> int:
+    """Let the index forget what was erased, as the indexer does; in how many parts."""
+    index, parts = TextIndex(store.database.reader), 0
+    while await index.erased():
+        store.stored(writes=[FORGET])
+        parts += 1
+    return parts
 
 
 @pytest.mark.spec("12.4")
@@ -75,8 +85,50 @@ async def test_what_a_deleted_session_said_is_not_found_whatever_was_indexed(sto
     assert await found(store, "needle") == ["needle that stays"]
     await indexed(store)
     assert await found(store, "needle") == ["needle that stays"]
+    await forgotten(store)
     assert len(await TextIndex(store.database.reader).candidates(TENANT, "needle") or ()) == 1
     assert stays.session.id != gone.session.id
+
+
+@pytest.mark.spec("12.3", "12.4", "14.2")
+async def test_erased_texts_leave_the_index_in_parts_that_hold_up_nobody(sqlite_store: Store) -> None:
+    gone = said(sqlite_store, *["x" * 10_000] * 20, "y" * 80_000, *["needle"] * 130)
+    said(sqlite_store, "needle that stays")
+    await indexed(sqlite_store)
+    sqlite_store.stored(gone.closed("deleted"))
+    left = []
+    index = TextIndex(sqlite_store.database.reader)
+    while await index.erased():
+        left.append(await sqlite_store.number("SELECT count(*) FROM erased_texts"))
+        assert await found(sqlite_store, "needle") == ["needle that stays"]
+        sqlite_store.stored(writes=[FORGET])
+    assert left == [151, 144, 137, 131, 130, 30]
+    assert len(await index.candidates(TENANT, "needle") or ()) == 1
+
+
+@pytest.mark.spec("12.3", "14.2")
+async def test_what_left_the_index_and_what_is_still_to_leave_it_change_together_or_not_at_all(
+    sqlite_store: Store,
+) -> None:
+    gone = said(sqlite_store, "old needle")
+    said(sqlite_store, "needle that stays")
+    await indexed(sqlite_store)
+    sqlite_store.stored(gone.closed("deleted"))
+    index = TextIndex(sqlite_store.database.reader)
+
+    def lost() -> None:
+        raise TransientStoreError("the process died")
+
+    for point, still in (("store.commit", True), ("store.committed", False)):
+        faults.arm(point, lost)
+        with pytest.raises(TransientStoreError):
+            sqlite_store.write(writes=[FORGET])
+        faults.disarm()
+        assert await index.erased() is still
+        assert len(await index.candidates(TENANT, "needle") or ()) == 1 + still
+    sqlite_store.stored(writes=[FORGET])  # its answer was lost, so it comes again
+    assert len(await index.candidates(TENANT, "needle") or ()) == 1
+    assert await found(sqlite_store, "needle") == ["needle that stays"]
 
 
 def terms(path: Path) -> Sequence[bytes]:
@@ -94,8 +146,9 @@ async def test_nothing_of_a_deleted_session_is_left_in_the_index(sqlite_store: S
         await indexed(sqlite_store)
     assert any(part in block for block in terms(file))
     sqlite_store.stored(gone.closed("deleted"))
-    assert await sqlite_store.number("SELECT purge FROM text_index") == text_index.PURGE_WANTED
     index = TextIndex(sqlite_store.database.reader)
+    assert await forgotten(sqlite_store) == 1
+    assert await sqlite_store.number("SELECT purge FROM text_index") == text_index.PURGE_WANTED
     for _ in range(200):
         if not await index.purging():
             break
@@ -115,6 +168,7 @@ async def test_the_index_of_sqlite_agrees_with_itself(sqlite_store: Store) -> No
     sqlite_store.stored(facts[1].closed("deleted"))
     said(sqlite_store, "words at the end")
     await indexed(sqlite_store)
+    await forgotten(sqlite_store)
     assert len(await TextIndex(sqlite_store.database.reader).candidates(TENANT, "words") or ()) == 271
 
 
@@ -165,7 +219,7 @@ async def test_a_damaged_index_costs_no_fact_and_no_answer_and_is_made_anew_once
     assert len(await found(sqlite_store, "needle", since=0)) == 62
     sqlite_store.stored(gone.closed("deleted"))
     assert await found(sqlite_store, "needle", since=0) == ["needle that stays", "needle that is new"]
-    sqlite_store.stored(writes=[PURGE])  # here it is noticed
+    assert await forgotten(sqlite_store) == 1  # here it is noticed
     assert await sqlite_store.number("SELECT upto + purge FROM text_index") == 0
     await indexed(sqlite_store)
     assert len(await TextIndex(sqlite_store.database.reader).candidates(TENANT, "needle") or ()) == 2
