@@ -20,7 +20,7 @@ QUIET_S = 1.0  # without a fact: larger parts cost less for each message
 PURGE_WITHIN_S = 60.0
 PURGE_STEPS = 50  # before the index is looked after again
 PURGE_REST = 10  # times as long as the last purge took: each writes the whole index anew, however little was taken out
-LOOK_S = 30.0  # without any fact: retention erases without one
+LOOK_S = 30.0  # without any fact: retention erases, and searches meet damage, without one
 AWAY_S, FAILED_S = 2.0, 60.0
 
 
@@ -32,6 +32,13 @@ class IndexStore(Protocol):
 
     async def next_part(self) -> int | None:
         """Up to which message the next part goes that is to be indexed in one transaction; None: all are indexed."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a search met damage in the index since `mended`."""
+
+    def mended(self) -> None:
+        """It is made anew."""
 
     async def erased(self) -> bool:
         """Whether texts of messages that are gone are still to be taken out of the index."""
@@ -85,6 +92,9 @@ class Indexing:
             until = self._loop.time() + self._lag_s
             await self._quiet(until)
             try:
+                if self._store.damaged:
+                    await self._step(max(0.0, until - self._loop.time()), anew=True)
+                    self._store.mended()
                 await self._forget(until)
                 await self._catch_up(until)
                 await self._purge()

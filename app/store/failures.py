@@ -78,5 +78,5 @@ def reason(problem: BaseException) -> str:
 
 def transient(problem: BaseException, what: str) -> TransientStoreError:
     """The error that callers see while the store is away."""
-    todo = f"; {REPAIR}" if is_damage(problem) else ""
+    todo = f"; {REPAIR}" if is_damage(problem) and not is_index_damage(problem) else ""
     return TransientStoreError(f"{what}: {reason(problem)}{todo}")

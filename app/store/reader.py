@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from app.store.failures import is_damage, is_transient, transient
+from app.store.failures import is_damage, is_index_damage, is_transient, transient
 from app.store.guard import break_off
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Reader:
         self.dialect = engine.dialect.name
         self._open: set[asyncio.Task[Any]] = set()
         self._damage: tuple[float, str] | None = None
+        self.index_damaged = False  # the text index: met since whoever keeps it has taken this back
 
     async def rows(self, statement: Executable, parameters: Mapping[str, Any] | None = None) -> list[Record]:
         """All rows, as dictionaries by column name. Raises `TransientStoreError` while the store is away."""
@@ -84,7 +85,9 @@ class Reader:
             if not is_transient(problem):
                 raise
             told = transient(problem, "the store cannot be read at the moment")
-            if is_damage(problem):
+            if is_index_damage(problem):
+                self.index_damaged = True
+            elif is_damage(problem):
                 if self.damage is None:
                     log.error("%s", told)
                 self._damage = asyncio.get_running_loop().time(), told.message

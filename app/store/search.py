@@ -16,7 +16,7 @@ from sqlalchemy import Executable, Text, bindparam, cast, func, select, text
 from app.sessions.audit import SHORTEST
 from app.sessions.ports import TransientStoreError
 from app.store.failures import is_index_damage
-from app.store.reader import Reader
+from app.store.reader import Reader, Record
 from app.store.tables import messages
 from app.store.text_index import PART, mark, part_of
 from app.store.upkeep_tables import erased_texts, text_index
@@ -44,7 +44,7 @@ _next = (
     .limit(PART)
 )
 _fts = text(
-    "SELECT json_group_array(row_id) AS rows FROM "
+    "SELECT json_group_array(row_id) AS rows, (SELECT upto FROM text_index) AS upto FROM "
     "(SELECT rowid AS row_id FROM messages_text WHERE messages_text MATCH :match LIMIT :limit)"
 )
 _trgm = text(
@@ -78,14 +78,13 @@ class TextIndex:
         if len(tail) > CANDIDATES or (upto and await self.missing()):
             return None
         limit = CANDIDATES + 1 - len(tail)
-        found = await self._found(tenant, folded(wanted), limit) if upto else []
+        found = await self._found(tenant, folded(wanted), limit, upto) if upto else []
         if found is None or len(found) + len(tail) > CANDIDATES:
             return None
         return sorted({*found, *tail})
 
     async def _numbers(self, statement: Executable, parameters: Mapping[str, Any]) -> list[int]:
-        row = await self._reader.row(statement, parameters)
-        return msgspec.json.decode(row["rows"] or "[]", type=list[int]) if row else []
+        return _numbers_of(await self._reader.row(statement, parameters))
 
     async def missing(self) -> str | None:
         """Why this database has no index; None when it has one."""
@@ -110,18 +109,32 @@ class TextIndex:
     async def _upto(self) -> int:
         return int((await self._reader.row(_state) or {"upto": 0})["upto"])
 
-    async def _found(self, tenant: str, wanted: str, limit: int) -> list[int] | None:
+    @property
+    def damaged(self) -> bool:
+        """Whether a search met damage in the index since `mended`."""
+        return self._reader.index_damaged
+
+    def mended(self) -> None:
+        """It is made anew."""
+        self._reader.index_damaged = False
+
+    async def _found(self, tenant: str, wanted: str, limit: int, upto: int) -> list[int] | None:
         if self._reader.dialect == "sqlite":
-            try:
-                return await self._numbers(_fts, {"match": match_of(tenant, wanted), "limit": limit})
-            except TransientStoreError as error:
-                if not is_index_damage(error.__cause__):
-                    raise
-                log.error("the text index is damaged, and a text is looked for without it: %s", error)
-                return None
+            return await self._in_fts(tenant, wanted, limit, upto)
         if not await self._extracts(wanted):
             return None
         return await self._numbers(_trgm, {"tenant": tenant, "pattern": pattern_of(wanted), "limit": limit})
+
+    async def _in_fts(self, tenant: str, wanted: str, limit: int, upto: int) -> list[int] | None:
+        """None as well when the index has been emptied since it was up to `upto`."""
+        try:
+            row = await self._reader.row(_fts, {"match": match_of(tenant, wanted), "limit": limit})
+        except TransientStoreError as error:
+            if not is_index_damage(error.__cause__):
+                raise
+            log.error("the text index is damaged, and a text is looked for without it: %s", error)
+            return None
+        return _numbers_of(row) if row and row["upto"] >= upto else None
 
     async def _extracts(self, wanted: str) -> bool:
         """Whether pg_trgm makes trigrams of a text: of three letters or digits in a row; without them it would go
@@ -134,6 +147,10 @@ class TextIndex:
             row = await self._reader.row(_knows_words)
             self._words = bool(row and row["known"])
         return self._words
+
+
+def _numbers_of(row: Record | None) -> list[int]:
+    return msgspec.json.decode(row["rows"] or "[]", type=list[int]) if row else []
 
 
 NO_TRIGRAMS = (

@@ -17,6 +17,7 @@ from app.store.search import TextIndex
 from tests.store.conftest import Store
 from tests.store.test_search import TENANT, found, indexed, moved, said
 
+ANEW = Write(table="text_index", values={"tenant_id": TENANT, "anew": True}, key=("tenant_id",))
 FORGET = Write(table="text_index", values={"tenant_id": TENANT, "forget": True}, key=("tenant_id",))
 PURGE = Write(table="text_index", values={"tenant_id": TENANT, "purge": True}, key=("tenant_id",))
 
@@ -214,12 +215,35 @@ async def test_a_damaged_index_costs_no_fact_and_no_answer_and_is_made_anew_once
     with sqlite3.connect(file) as connection:
         connection.execute("DELETE FROM messages_text_data WHERE id > 10")  # all but what says where things are
     said(sqlite_store, "needle that is new")
+    index = TextIndex(sqlite_store.database.reader)
+    assert not index.damaged
     assert len(await found(sqlite_store, "needle", since=0)) == 62
+    assert index.damaged, "whoever keeps the index learns of it"
+    await sqlite_store.database.check()  # and the service is ready all the same
     await indexed(sqlite_store)
     assert len(await found(sqlite_store, "needle", since=0)) == 62
     sqlite_store.stored(gone.closed("deleted"))
     assert await found(sqlite_store, "needle", since=0) == ["needle that stays", "needle that is new"]
-    assert await forgotten(sqlite_store) == 1  # here it is noticed
+    assert await forgotten(sqlite_store) == 1
+    sqlite_store.stored(writes=[PURGE])  # here it is noticed
     assert await sqlite_store.number("SELECT upto + purge FROM text_index") == 0
     await indexed(sqlite_store)
-    assert len(await TextIndex(sqlite_store.database.reader).candidates(TENANT, "needle") or ()) == 2
+    assert len(await index.candidates(TENANT, "needle") or ()) == 2
+
+
+@pytest.mark.spec("12.4")
+async def test_a_search_during_which_the_index_is_emptied_misses_nothing(sqlite_store: Store) -> None:
+    said(sqlite_store, *["one needle"] * 5)
+    await indexed(sqlite_store)
+    reader = sqlite_store.database.reader
+    assert len(await TextIndex(reader).candidates(TENANT, "needle") or ()) == 5
+
+    class Emptied(TextIndex):
+        """The index is made anew once it was said how far it is."""
+
+        async def _upto(self) -> int:
+            upto = await super()._upto()
+            sqlite_store.stored(writes=[ANEW])
+            return upto
+
+    assert await Emptied(reader).candidates(TENANT, "needle") is None, "so the messages themselves are looked at"
