@@ -157,6 +157,17 @@ async def test_an_index_that_fails_is_tried_again_and_searches_go_on(
         await indexing.close()
 
 
+class Asked(TextIndex):
+    """Counts how often the indexer asked whether something is to be merged away."""
+
+    times = 0
+
+    async def purging(self) -> bool:
+        """See `TextIndex.purging`."""
+        self.times += 1
+        return await super().purging()
+
+
 @pytest.mark.spec("12.4", "12.3")
 async def test_an_index_in_which_a_search_met_damage_is_made_anew_without_any_fact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -164,11 +175,12 @@ async def test_an_index_in_which_a_search_met_damage_is_made_anew_without_any_fa
     monkeypatch.setattr(indexing_module, "QUIET_S", 0.01)
     monkeypatch.setattr(indexing_module, "LOOK_S", 0.05)
     async with writing(tmp_path) as room:
-        index = TextIndex(room.database.reader)
+        say(room.begin(), *["the needle"] * 60)
+        await room.journal.flush()
+        index = Asked(room.database.reader)
         indexing = Indexing(room.journal, index, lag_s=60)
         await indexing.start()
-        say(room.begin(), *["the needle"] * 60)
-        await reached(room, 60)
+        await until(lambda: index.times)  # it has nothing left to do
         with writing_connection(room.database.location, "OFF", 1000) as connection, connection.begin():
             connection.exec_driver_sql("DELETE FROM messages_text_data WHERE id > 10")
         assert await index.candidates("default", "needle") is None
@@ -186,14 +198,15 @@ async def test_what_was_erased_leaves_the_index_without_any_fact(
     monkeypatch.setattr(indexing_module, "QUIET_S", 0.01)
     monkeypatch.setattr(indexing_module, "LOOK_S", 0.05)
     async with writing(tmp_path) as room:
-        index = TextIndex(room.database.reader)
-        indexing = Indexing(room.journal, index, lag_s=60)
-        await indexing.start()
         talk = room.begin()
         say(talk, *["the needle"] * 60)
         ended(talk)
         talk.record(lambda facts, _: facts.closed())
-        await reached(room, 60)
+        await room.journal.flush()
+        index = Asked(room.database.reader)
+        indexing = Indexing(room.journal, index, lag_s=60)
+        await indexing.start()
+        await until(lambda: index.times)
         await retaining(room, hours=24, ago_h=25).round()
         async with asyncio.timeout(WAIT_S):
             while await index.erased() or await index.candidates("default", "needle") != []:
@@ -221,17 +234,6 @@ async def test_the_index_holds_what_was_masked_and_never_a_secret(
         assert secret not in row["content"]
         blocks = await room.database.reader.rows(text("SELECT block FROM messages_text_data"))
         assert not any(b"zqx" in row["block"] for row in blocks)
-
-
-class Asked(TextIndex):
-    """Counts how often the indexer asked whether something is to be merged away."""
-
-    times = 0
-
-    async def purging(self) -> bool:
-        """See `TextIndex.purging`."""
-        self.times += 1
-        return await super().purging()
 
 
 @pytest.mark.spec("12.4", "14.2")
