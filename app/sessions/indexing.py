@@ -20,7 +20,7 @@ QUIET_S = 1.0  # without a fact: larger parts cost less for each message
 PURGE_WITHIN_S = 60.0
 PURGE_STEPS = 50  # before the index is looked after again
 PURGE_REST = 10  # times as long as the last purge took: each writes the whole index anew, however little was taken out
-LOOK_S = 30.0  # without any fact: retention erases, and searches meet damage, without one
+LOOK_S = 30.0  # without any fact: searches meet damage without one
 AWAY_S, FAILED_S = 2.0, 60.0
 
 
