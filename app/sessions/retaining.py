@@ -48,7 +48,10 @@ class RetentionStore(Protocol):
         """What goes of a session, where events before `before` do; None: nothing, or it has work under way."""
 
     async def rows(self, session: Row, after: int, upto: int, limit: int) -> Sequence[int]:
-        """The event numbers of messages that are left of a session."""
+        """The event numbers of messages that are left of a session, as many as one step removes."""
+
+    async def reached(self, session: Row) -> int:
+        """Up to which event the log of a session is removed."""
 
 
 class Retaining:
@@ -85,9 +88,12 @@ class Retaining:
     async def _work(self) -> None:
         await asyncio.sleep(FIRST_S)
         while True:
-            removed = await self.round()
-            if removed:
-                log.info("%d events were older than audit.retention_h = %g and removed", removed, self._hours)
+            try:
+                removed = await self.round()
+                if removed:
+                    log.info("%d events were older than audit.retention_h = %g and removed", removed, self._hours)
+            except Exception:  # border of the task: what is old would stay for good, and nobody would know
+                log.exception("retention did not get to all sessions; it is tried again in %g s", EVERY_S)
             await asyncio.sleep(EVERY_S)
 
     async def round(self) -> int:
@@ -118,9 +124,12 @@ class Retaining:
         due = await self._store.due(row, before, tasks_before)
         if due is None:
             return 0
-        for upto in (*range(row["upto"] + ROWS, due.upto, ROWS), due.upto):
-            if upto > row["upto"]:
-                await self._step(row, upto=upto, created_at=self._clock())
+        reached = row["upto"]
+        while reached < due.upto:
+            await self._step(row, upto=due.upto, created_at=self._clock())
+            before_step, reached = reached, await self._store.reached(row)
+            if reached <= before_step:
+                break  # it has work under way again
         if due.rest:
             after = 0
             while found := await self._store.rows(row, after, due.upto, ROWS):
@@ -128,7 +137,7 @@ class Retaining:
                 after = found[-1]
             await self._step(row, before=before, tasks_before=tasks_before)
         self._journal.recent.forget(row["id"])
-        return due.upto - int(row["upto"])
+        return int(reached - row["upto"])
 
     async def _step(self, row: Row, **asked: int) -> None:
         begun = asyncio.get_running_loop().time()

@@ -4,10 +4,10 @@ Works on the writing connection, inside the transaction of its caller. Only what
 fault in it stays, so that the fault can be named. Which sessions, and up to where, is `retention.py`'s.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from app.store.chain import GENESIS, Checkpoint, digest, link, seal_checkpoint
@@ -28,35 +28,39 @@ from app.store.tables import (
 )
 from app.store.text_index import forget_messages
 
-STEP = 100  # events of one transaction: a few ms
+STEP, STEP_BYTES = 100, 1 << 20  # events of one transaction: about 10 ms
 
 
 def prune(connection: Connection, asked: Mapping[str, Any], key: bytes | None) -> None:
-    """One step. `asked` has `tenant_id` and `session_id`, and for a step towards event `upto` that and `created_at`
-    (now, in µs). For a closed session whose events are gone it has `rows_after` and `rows_upto` instead, the numbers
-    of messages that were kept so far, or `before` and `tasks_before`: what ended earlier (µs) goes.
+    """One step, of at least one event. `asked` has `tenant_id` and `session_id`, and for a step towards event `upto`
+    that and `created_at` (now, in µs). For a closed session whose events are gone it has `rows_after` and `rows_upto`
+    instead, the numbers of messages that were kept so far, or `before` and `tasks_before`: what ended earlier (µs)
+    goes.
 
     Raises ValueError when the front is not sound; does nothing when the session has work under way or is not there.
     Done twice it is done once.
     """
     tenant, session_id = asked["tenant_id"], asked["session_id"]
-    columns = select(sessions.c.next_seq, sessions.c.closed_at)
+    columns = select(sessions.c.next_seq, sessions.c.closed_at, sessions.c.memory_id)
     mine = columns.where(sessions.c.tenant_id == tenant, sessions.c.id == session_id)
     session = connection.execute(mine).one_or_none()
     if session is None or _at_work(connection, tenant, session_id):
         return
     closed = session.closed_at is not None
+    own = session.memory_id if closed else None
     last = last_checkpoint(connection, tenant, session_id)
     if "upto" in asked:
         upto = min(asked["upto"], last.upto + STEP, session.next_seq - 2)  # the last event stays: the chain's head
         if upto > last.upto:
+            upto = _bounded(connection, tenant, session_id, last.upto, upto)
             found = _sound(connection, tenant, session_id, last, upto)
-            _remove(connection, tenant, session_id, last.upto, upto, closed=closed)
+            _remove(connection, tenant, session_id, last.upto, upto, closed=closed, own=own)
             point = Checkpoint(upto, found, last.removed + upto - last.upto, asked["created_at"])
             _keep(connection, tenant, session_id, point, key)
     elif closed and "rows_upto" in asked:
         upto = min(asked["rows_upto"], last.upto)
-        _remove_messages(connection, tenant, session_id, asked["rows_after"], upto, closed=True)
+        _remove_messages(connection, tenant, session_id, asked["rows_after"], upto, own=own)
+        _remove_memories(connection, tenant, session_id, asked["rows_after"], upto)
     elif closed:
         _remove_rest(connection, tenant, session_id, last.upto, asked)
 
@@ -80,6 +84,19 @@ def _at_work(connection: Connection, tenant: str, session_id: str) -> bool:
     return bool(connection.execute(select(or_(*is_open))).scalar_one())
 
 
+def _bounded(connection: Connection, tenant: str, session_id: str, after: int, upto: int) -> int:
+    """The last event of a step behind event `after`."""
+    columns = events.c.seq, func.coalesce(func.length(events.c.data), 0).label("size")
+    asked = select(*columns).where(*_of(events, tenant, session_id), events.c.seq > after, events.c.seq <= upto)
+    size, last = 0, after
+    for row in connection.execute(asked.order_by(events.c.seq)):
+        size += row.size
+        if last > after and size > STEP_BYTES:
+            return last
+        last = row.seq
+    return upto
+
+
 def _sound(connection: Connection, tenant: str, session_id: str, last: Checkpoint, upto: int) -> bytes:
     """The hash of event `upto`, once all before it were found to follow from each other."""
     columns = (events.c[name] for name in ("seq", "envelope", "data", "data_digest", "hash"))
@@ -98,9 +115,11 @@ def _sound(connection: Connection, tenant: str, session_id: str, last: Checkpoin
     return previous
 
 
-def _remove(connection: Connection, tenant: str, session_id: str, after: int, upto: int, *, closed: bool) -> None:
+def _remove(
+    connection: Connection, tenant: str, session_id: str, after: int, upto: int, *, closed: bool, own: str | None
+) -> None:
     """Events and the rows that say the same. An open session keeps what its budget counts, without the arguments."""
-    _remove_messages(connection, tenant, session_id, after, upto, closed=closed)
+    _remove_messages(connection, tenant, session_id, after, upto, own=own)
     for table in (events, decisions):
         connection.execute(delete(table).where(*_of(table, tenant, session_id), table.c.seq <= upto))
     called = and_(*_of(tool_calls, tenant, session_id), tool_calls.c.seq > after, tool_calls.c.seq <= upto)
@@ -111,16 +130,49 @@ def _remove(connection: Connection, tenant: str, session_id: str, after: int, up
 
 
 def _remove_messages(
-    connection: Connection, tenant: str, session_id: str, after: int, upto: int, *, closed: bool
+    connection: Connection, tenant: str, session_id: str, after: int, upto: int, *, own: str | None
 ) -> None:
-    """All but those that a memory still works with: whoever goes on with it must find its history."""
+    """All of the memory `own`, which nobody goes on with; of others what they do not look at any more: whoever goes on
+    with one must find its history whole."""
     old = and_(*_of(messages, tenant, session_id), messages.c.seq > after, messages.c.seq <= upto)
-    for memory_id in connection.execute(select(messages.c.memory_id).where(old).distinct()).scalars().all():
+    for memory_id in _memories_of(connection, old):
         mine = and_(old, messages.c.memory_id == memory_id)
-        if not closed or _used_elsewhere(connection, tenant, session_id, memory_id):
+        if memory_id != own or _used_elsewhere(connection, tenant, session_id, memory_id):
             mine = and_(mine, _out_of_context(connection, tenant, memory_id))
-        forget_messages(connection, mine)
-        connection.execute(delete(messages).where(mine))
+        _forget(connection, mine)
+
+
+def _remove_memories(connection: Connection, tenant: str, session_id: str, after: int, upto: int) -> None:
+    """Memories that sessions may share, each at once and as a whole: one that begins in the middle of an exchange would
+    be refused by models. They go when all that was said in them is behind the checkpoint of a closed session."""
+    old = and_(*_of(messages, tenant, session_id), messages.c.seq > after, messages.c.seq <= upto)
+    for memory_id in _memories_of(connection, old):
+        if not _is_left(connection, tenant, memory_id):
+            _forget(connection, and_(messages.c.tenant_id == tenant, messages.c.memory_id == memory_id))
+            mine = and_(memories.c.tenant_id == tenant, memories.c.id == memory_id)
+            connection.execute(delete(memories).where(mine))
+
+
+def _memories_of(connection: Connection, which: ColumnElement[bool]) -> Sequence[str]:
+    return connection.execute(select(messages.c.memory_id).where(which).distinct()).scalars().all()
+
+
+def _forget(connection: Connection, which: ColumnElement[bool]) -> None:
+    forget_messages(connection, which)
+    connection.execute(delete(messages).where(which))
+
+
+def _is_left(connection: Connection, tenant: str, memory_id: str) -> bool:
+    """Whether somebody works with a memory, or something of it is not removed from its session's log."""
+    working = exists().where(runs.c.tenant_id == tenant, runs.c.memory_id == memory_id, runs.c.ended_at.is_(None))
+    if connection.execute(select(working)).scalar_one():
+        return True
+    session = and_(sessions.c.tenant_id == messages.c.tenant_id, sessions.c.id == messages.c.session_id)
+    point = and_(checkpoints.c.tenant_id == messages.c.tenant_id, checkpoints.c.session_id == messages.c.session_id)
+    young = or_(sessions.c.closed_at.is_(None), checkpoints.c.upto.is_(None), messages.c.seq > checkpoints.c.upto)
+    asked = select(messages.c.row_id).outerjoin(sessions, session).outerjoin(checkpoints, point)
+    asked = asked.where(messages.c.tenant_id == tenant, messages.c.memory_id == memory_id, young).limit(1)
+    return connection.execute(asked).first() is not None
 
 
 def _used_elsewhere(connection: Connection, tenant: str, session_id: str, memory_id: str) -> bool:

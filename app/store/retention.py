@@ -20,6 +20,7 @@ from app.store.tables import (
     sessions,
     webhooks,
 )
+from app.store.text_index import part_of
 
 _tenant: Any = bindparam("tenant")
 _session: Any = bindparam("session")
@@ -61,11 +62,12 @@ _at_work = select(
 )
 _untold = select(func.min(webhooks.c.event_seq).label("seq")).where(*_of(webhooks), webhooks.c.next_at.is_not(None))
 _rows = (
-    select(messages.c.seq)
+    select(messages.c.seq, func.length(messages.c.content).label("size"))
     .where(*_of(messages), messages.c.seq > bindparam("after"), messages.c.seq <= bindparam("upto"))
     .order_by(messages.c.seq)
     .limit(bindparam("limit"))
 )
+_reached = select(checkpoints.c.upto).where(*_of(checkpoints))
 _more = select(
     or_(
         exists().where(*_of(runs), runs.c.ended_at < bindparam("tasks_before")),
@@ -109,4 +111,9 @@ class SqlRetentionStore:
         """See `RetentionStore.rows`."""
         mine = {"tenant": session["tenant_id"], "session": session["id"]}
         found = await self._reader.rows(_rows, {**mine, "after": after, "upto": upto, "limit": limit})
-        return [row["seq"] for row in found]
+        return [row["seq"] for row in found[: part_of([row["size"] for row in found])]]
+
+    async def reached(self, session: Row) -> int:
+        """See `RetentionStore.reached`."""
+        row = await self._reader.row(_reached, {"tenant": session["tenant_id"], "session": session["id"]})
+        return row["upto"] if row else 0

@@ -1,7 +1,7 @@
 """What is done beside the writing: in transactions of its own, behind the facts; whatever fails, the rest goes on."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from app.agent.events import Event, Write
 from app.agent.ids import now_us
 from app.masking import ValueMasker
 from app.sessions import indexing as indexing_module
+from app.sessions import retaining as retaining_module
 from app.sessions.audit import MessageFilter
 from app.sessions.indexing import Indexing
 from app.sessions.ports import EventWriter, Rejected
-from app.sessions.retaining import Retaining
+from app.sessions.retaining import Due, Retaining
 from app.store.database import writing_connection
 from app.store.messages import SqlAuditStore
 from app.store.retention import SqlRetentionStore
@@ -320,6 +321,65 @@ async def test_retention_removes_the_old_and_a_session_that_fails_does_not_stop_
         say(talks[0], "and on")
         await room.journal.flush()
         assert await seqs(room, talks[0]) == [123, 124]
+
+
+class Failing(SqlRetentionStore):
+    """Fails while `wrong` says so; once somebody asked what is due, the session gets work again."""
+
+    wrong: Exception | None = None
+    asked = 0
+    again: Callable[[], object] | None = None
+
+    async def sessions(self, after: tuple[str, str], limit: int) -> Sequence[Any]:
+        """See `RetentionStore.sessions`."""
+        self.asked += 1
+        if self.wrong is not None:
+            raise self.wrong
+        return await super().sessions(after, limit)
+
+    async def due(self, session: Mapping[str, Any], before: int, tasks_before: int) -> Due | None:
+        """See `RetentionStore.due`."""
+        found = await super().due(session, before, tasks_before)
+        if self.again is not None:
+            self.again()
+        return found
+
+
+@pytest.mark.spec("12.5")
+async def test_retention_goes_on_after_an_error_of_any_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retaining_module, "FIRST_S", 0.0)
+    monkeypatch.setattr(retaining_module, "EVERY_S", 0.01)
+    async with writing(tmp_path) as room:
+        talk = room.begin()
+        say(talk, "words")
+        ended(talk)
+        await room.journal.flush()
+        store = Failing(room.database.reader)
+        store.wrong = RuntimeError("a fault of ours")
+        late = Retaining(room.journal, store, hours=24, task_hours=1, clock=lambda: now_us() + 25 * HOUR)
+        late.start()
+        await until(lambda: store.asked > 1)
+        assert len(await seqs(room, talk)) > 1
+        store.wrong = None
+        async with asyncio.timeout(WAIT_S):
+            while len(await seqs(room, talk)) > 1:
+                await asyncio.sleep(0.005)
+        await late.close()
+
+
+@pytest.mark.spec("12.5")
+async def test_what_a_step_did_not_remove_is_not_counted(tmp_path: Path) -> None:
+    async with writing(tmp_path) as room:
+        talk = room.begin()
+        say(talk, "words")
+        ended(talk)
+        await room.journal.flush()
+        store = Failing(room.database.reader)
+        store.again = lambda: talk.record(lambda facts, _: facts.queued(facts.run()))
+        late = Retaining(room.journal, store, hours=24, task_hours=1, clock=lambda: now_us() + 25 * HOUR)
+        assert await late.round() == 0
+        await room.journal.flush()
+        assert (await seqs(room, talk))[0] == 1
 
 
 @pytest.mark.spec("12.5", "9.2")

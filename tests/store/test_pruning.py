@@ -11,13 +11,14 @@ from app.agent.events import Write
 from app.sessions.ports import TransientStoreError
 from app.sessions.verifying import Checked
 from app.store.database import looking_connection, writing_connection
-from app.store.pruning import STEP
+from app.store.pruning import STEP, STEP_BYTES
 from app.store.retention import SqlRetentionStore
 from app.store.search import TextIndex
 from app.store.verifying import Chains
 from tests.store.conftest import AUDIT_KEY, Store
 from tests.store.facts import START, Facts
 from tests.store.test_search import found, indexed
+from tests.store.test_text_index import forgotten
 from tests.strict import history_problem
 
 NOW = START + 10**12
@@ -250,6 +251,7 @@ async def test_a_closed_session_keeps_nothing_that_is_old(store: Store) -> None:
     assert check(store, facts).flaw is None
     assert check(store, stays).flaw is None
     hits = await found(store, "turn 1")
+    await forgotten(store)
     assert len(await TextIndex(store.database.reader).candidates("default", "turn 1") or ()) == len(hits)
     assert len(hits) == len([r for r in await store.rows("messages") if r["content"] == "turn 1"]) > 0
     retention = SqlRetentionStore(store.database.reader)
@@ -274,6 +276,56 @@ async def test_a_memory_that_an_open_session_uses_as_well_is_left_whole(store: S
     finished(store, two)
     finished(store, one)
     assert await store.rows("messages") == []
+
+
+@pytest.mark.spec("12.5", "4.9")
+async def test_a_memory_that_sessions_to_come_may_use_goes_as_a_whole_once_all_of_it_is_old(store: Store) -> None:
+    one, shared = Facts(), "mem_of_user"
+    told = [one.created(), *one.whole_run(one.run(memory_id=shared, agent="scout"), text="first")]
+    store.stored(*told)
+    two = one.beside()
+    store.stored(two.created(), *two.whole_run(two.run(memory_id=shared, agent="scout"), text="second"))
+    store.stored(one.closed(), two.closed())
+    before = await store.memories.load("default", shared)
+    assert history_problem(before.messages) is None
+    cut = next(event.seq for event in told if event.type == "tool.result") - 1
+    pruned(store, one, cut)
+    finished(store, one)
+    assert await store.memories.load("default", shared) == before, "it is not cut in the middle of an exchange"
+    pruned(store, one, one.seq)
+    finished(store, one)
+    assert await store.memories.load("default", shared) == before, "the other session is younger"
+    pruned(store, two, two.seq - 4)
+    finished(store, two)
+    assert await store.memories.load("default", shared) == before
+    pruned(store, two, two.seq)
+    late = two.beside()
+    run = late.run(memory_id=shared, agent="scout")
+    store.stored(late.created(), late.queued(run))
+    finished(store, two)
+    left = await store.memories.load("default", shared)
+    assert left.messages == before.messages, "a run is about to go on with it"
+    store.stored(late.ended(run))
+    finished(store, one)
+    assert await store.rows("messages") == []
+    assert await store.rows("memories", id=shared) == [], "its summary would tell of them"
+    for facts in (one, two):
+        assert check(store, facts).flaw is None
+
+
+@pytest.mark.spec("12.3", "12.5")
+async def test_a_step_is_bounded_by_bytes_as_well_and_removes_at_least_one_event(store: Store) -> None:
+    facts = Facts()
+    run = facts.run()
+    sizes = [STEP_BYTES // 2 - 1000] * 3 + [STEP_BYTES * 2] * 2
+    store.stored(facts.created(), facts.queued(run), *(facts.message(run, "user", "x" * size) for size in sizes))
+    store.stored(facts.ended(run), facts.closed())
+    reached = []
+    for _ in range(5):
+        store.stored(writes=[step(facts, upto=facts.seq, created_at=NOW)])
+        reached.append((await store.row("checkpoints", session_id=facts.session.id))["upto"])
+    assert reached == [4, 5, 6, 7, 8]
+    assert check(store, facts).flaw is None
 
 
 @pytest.mark.spec("12.5", "14.2")
