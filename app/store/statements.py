@@ -64,9 +64,9 @@ _LONE_TABLES = (
 )  # fmt: skip
 _LONE = {table.name: table for table in _LONE_TABLES}
 # What a deleted session leaves behind nothing of, with the column that holds the number of the event.
-_ERASED = (
-    (messages, "seq"), (tool_calls, "seq"), (decisions, "seq"), (runs, "first_seq"), (handoffs, "start_seq"),
-)  # fmt: skip
+_ERASED_IN_PARTS = (messages, tool_calls, decisions)
+_ERASED = ((runs, "first_seq"), (handoffs, "start_seq"))
+PART = 1_000  # events whose rows are erased by one statement: `Guard` bounds the time that each may take
 _ERASED_WHOLE = (memories, approvals, notices, artifacts, notes, webhooks, cleared_tasks)
 
 
@@ -194,17 +194,24 @@ _forget_summaries = (
 
 def _erase(connection: Connection, tenant: str, session_id: str, upto: int) -> None:
     """Remove what a deleted session said and did before event `upto`; the digests of its events stay."""
-    before = and_(events.c.tenant_id == tenant, events.c.session_id == session_id, events.c.seq < upto)
-    connection.execute(update(events).where(before).values(data=None))
     connection.execute(_forget_summaries, {"tenant": tenant, "session": session_id, "upto": upto})
+    for after in range(0, upto - 1, PART):
+        last = min(after + PART, upto - 1)
+        connection.execute(update(events).where(_part(events, tenant, session_id, after, last)).values(data=None))
+        forget_messages(connection, _part(messages, tenant, session_id, after, last))
+        for table in _ERASED_IN_PARTS:
+            connection.execute(delete(table).where(_part(table, tenant, session_id, after, last)))
     for table, seq in _ERASED:
         mine = and_(table.c.tenant_id == tenant, table.c.session_id == session_id, table.c[seq] < upto)
-        if table is messages:
-            forget_messages(connection, mine)
         connection.execute(delete(table).where(mine))
     connection.execute(_hand_over, {"tenant": tenant, "session": session_id})
     for table in _ERASED_WHOLE:
         connection.execute(delete(table).where(table.c.tenant_id == tenant, table.c.session_id == session_id))
+
+
+def _part(table: Table, tenant: str, session_id: str, after: int, last: int) -> ColumnElement[bool]:
+    mine = and_(table.c.tenant_id == tenant, table.c.session_id == session_id)
+    return and_(mine, table.c.seq > after, table.c.seq <= last)
 
 
 # ── heads ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 
 from app.agent.events import Event
+from app.store import statements
 from app.store.database import Database
 from tests.store.conftest import Store
 from tests.store.facts import Facts, replaced
@@ -43,6 +44,33 @@ async def test_a_deleted_session_leaves_digests_and_nothing_that_was_said(store:
     assert [e.type for e in await store.log.page("default", facts.session.id, after=0)] == ["session.closed"]
     sessions, _ = await store.runs.sessions("default", None, 10)
     assert [row["id"] for row in sessions] == [other.session.id]
+
+
+@pytest.mark.spec("12.3", "14.2")
+@pytest.mark.parametrize("size", [2, 5])
+async def test_no_statement_erases_more_than_a_part_however_long_the_session_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(statements, "PART", size)
+    facts = Facts()
+    story = [facts.created(), *facts.whole_run(facts.run(), text="secret")]
+    store.stored(*story)
+    assert len(story) == 15
+    counts: list[int] = []
+
+    def note(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith(("UPDATE events", "DELETE FROM messages", "DELETE FROM tool_calls")):
+            counts.append(cursor.rowcount)
+
+    event.listen(Engine, "after_cursor_execute", note)
+    try:
+        store.stored(facts.closed("deleted"))
+    finally:
+        event.remove(Engine, "after_cursor_execute", note)
+    assert max(counts) <= size
+    assert [row["seq"] for row in await store.rows("events") if row["data"] is not None] == [16]
+    for table in ("messages", "tool_calls"):
+        assert await store.rows(table) == []
 
 
 @pytest.mark.spec("14.2")
