@@ -27,9 +27,10 @@ from app.store.pages import Order, Question, question
 from app.store.reader import Reader
 from app.store.search import TextIndex, folded
 from app.store.tables import decisions, messages, tool_calls
+from app.store.text_index import part_of
 from app.wire import clean, encode
 
-EXPORT_PAGE = 500
+EXPORT_PAGE, EXPORT_CHARS = 500, 4 << 20  # messages of a page, and of more than one
 SEARCHES = 2  # at a time: a search may read for a second, and others need some of the readers meanwhile
 LOOKED_AT = 5_000  # rows that may not fit, for a page: about 10 ms; for a count twice as many
 _EACH_ROLE = ("role", tuple(role.value for role in Role))
@@ -124,12 +125,15 @@ class SqlAuditStore:
         while True:
             async with self._turn(filters):
                 asked, parameters, edge = await self._asked(messages, MESSAGE_ORDERS, tenant, filters, cursor)
-                page = replace(asked, shown=EXPORTED).page()
-                rows = await self._reader.tuples(page, {**parameters, "limit": EXPORT_PAGE})
+                found = await self._reader.rows(asked.sizes(), {**parameters, "limit": EXPORT_PAGE})
+                count = part_of([row["size"] for row in found], EXPORT_CHARS)
+                wanted = encode([row["row_id"] for row in found[:count]]).decode()
+                page = asked.these(EXPORTED).page()
+                rows = await self._reader.tuples(page, {**parameters, "rows": wanted, "limit": count}) if count else ()
             if rows:
                 yield rows
-            if len(rows) == EXPORT_PAGE:
-                cursor = asked.cursor(dict(zip(EXPORTED, rows[-1], strict=True)))
+            if count and (count < len(found) or count == EXPORT_PAGE):
+                cursor = asked.cursor(found[count - 1])
             elif edge is not None:
                 cursor = asked.cursor(edge)
             else:

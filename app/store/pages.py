@@ -72,6 +72,14 @@ class Question:
         """The statement of one page; parameters are the filters, `tenant`, `limit` and `after_…` for the key."""
         return _page(self)
 
+    def sizes(self) -> Statement:
+        """The same page, of messages: of each row the key, `row_id`, and `size`, the characters of its texts."""
+        return _sizes(self)
+
+    def these(self, shown: tuple[str, ...]) -> "Question":
+        """The question for rows that it has found, by their `row_id` (parameter `rows`, as JSON), in its order."""
+        return replace(self, among=True, text=False, after=False, edge=False, shown=shown)
+
     def count(self) -> Select[Any]:
         """The statement that counts, up to `MAX_COUNT`."""
         return _count(self)
@@ -119,6 +127,14 @@ def _page(asked: Question) -> Statement:
     if asked.shown:
         shown = [_as_stored(asked.table.c[name]) for name in asked.shown]
     return _in_order(asked, shown).limit(bindparam("limit"))
+
+
+@cache
+def _sizes(asked: Question) -> Statement:
+    texts = (_as_stored(asked.table.c[name]) for name in ("content", "reasoning", "tool_calls", "metadata"))
+    size = sum((func.coalesce(func.length(text), 0) for text in texts), start=literal(0))
+    key = [asked.table.c[name] for name in asked.order.key]
+    return _in_order(asked, [*key, asked.table.c.row_id, size.label("size")]).limit(bindparam("limit"))
 
 
 @cache

@@ -112,12 +112,12 @@ def forget_part(connection: Connection) -> None:
         connection.execute(update(text_index).values(purge=PURGE_WANTED))
 
 
-def part_of(sizes: Sequence[int]) -> int:
-    """How many of the texts with these sizes (characters) make up a part: at least one."""
+def part_of(sizes: Sequence[int], most: int = PART_CHARS) -> int:
+    """How many of the texts with these sizes (characters) have at most so many together; of some, at least one."""
     size = 0
     for count, more in enumerate(sizes):
         size += more
-        if count and size > PART_CHARS:
+        if count and size > most:
             return count
     return len(sizes)
 

@@ -19,9 +19,10 @@ from app.agent.errors import InvalidRequest
 from app.agent.runs import Run
 from app.sessions.audit import EXPORTED, MAX_COUNT, CallFilter, Counted, MessageFilter, Page, Record
 from app.store import agents, approvals, events, keys, memories, runs, tasks
+from app.store import messages as messages_module
 from app.store.cursors import pack
 from app.store.database import Database
-from app.store.messages import CALL_ORDERS, DECISION_ORDERS, MESSAGE_ORDERS, SqlAuditStore
+from app.store.messages import CALL_ORDERS, DECISION_ORDERS, EXPORT_CHARS, MESSAGE_ORDERS, SqlAuditStore
 from app.store.pages import Order, question
 from app.store.tables import approvals as approvals_table
 from app.store.tables import decisions, messages, tool_calls
@@ -212,6 +213,26 @@ async def test_an_export_gives_every_message_once(store: Store) -> None:
     ]
     assert [len(page) for page in sizes] == [500, 500, 200]
     assert [seq for page in sizes for seq in page] == list(range(3, 1203))
+
+
+@pytest.mark.spec("12.4")
+@pytest.mark.parametrize("text", [None, "xxx"])
+async def test_a_page_of_an_export_is_bounded_by_its_characters(
+    store: Store, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    monkeypatch.setattr(messages_module, "EXPORT_PAGE", 10)
+    facts = Facts()
+    run = facts.run()
+    sizes = [EXPORT_CHARS // 2 - 1000] * 3 + [EXPORT_CHARS + 1] * 2 + [3] * 25
+    store.stored(facts.created(), facts.queued(run), *(facts.message(run, "user", "x" * size) for size in sizes))
+    for newest_first in (False, True):
+        filters = MessageFilter(text=text, newest_first=newest_first)
+        pages = [
+            [len(row[EXPORTED.index("content")]) for row in page]
+            async for page in store.audit.export("default", filters)
+        ]
+        assert [size for page in pages for size in page] == (sizes[::-1] if newest_first else sizes)
+        assert all(len(page) == 1 or sum(page) <= EXPORT_CHARS for page in pages)
 
 
 @pytest.mark.spec("12.4")
