@@ -8,7 +8,7 @@ Knows neither SQL nor HTTP: it asks an `EventWriter` in a thread of its own and 
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -23,6 +23,7 @@ from app.masking import StreamMasker, ValueMasker
 from app.sessions.along import accompanied
 from app.sessions.ports import EventWriter, Rejected
 from app.sessions.recent import Recent
+from app.sessions.waiting import Item, Row, Waiting, settle
 from app.sessions.writing import Outcome, WriterThread
 from app.wire import clean_row, encode, encode_payload, envelope, scope_bytes
 
@@ -37,8 +38,6 @@ RETRY_FIRST_S = 0.05
 RETRY_MAX_S = 0.5  # so that a store that is back is at work again well within 2 s
 SAID_EVERY = 60  # tries that fail for the same reason: one of so many is said in the log
 MENDED_S = 10.0  # between two tries to store what the store is damaged for
-DAMAGED_PART = 4  # what sessions that cannot be stored may take of the room that all the others have
-EVENT_BYTES = 2048  # what an event that waits takes beside its text: objects, names, a payload that was read
 _FINAL = events.FINAL_TYPES
 
 Listener = Callable[[Sequence[Event]], None]
@@ -47,17 +46,13 @@ Listener = Callable[[Sequence[Event]], None]
 class _Stream:
     """One session's numbers. `recorded` is the last number given, `stored` the last one published."""
 
-    __slots__ = (
-        "bytes", "open", "queued", "recorded", "scopes", "session_id", "stored", "tenant", "texts", "waiters",
-    )  # fmt: skip
+    __slots__ = ("open", "recorded", "scopes", "session_id", "stored", "tenant", "texts", "waiters")
 
     def __init__(self, tenant: str, session_id: str, head: int) -> None:
         self.tenant = tenant
         self.session_id = session_id
         self.recorded = head
         self.stored = head
-        self.queued = 0
-        self.bytes = 0  # what is queued takes
         self.open = True
         self.scopes: dict[str, tuple[bytes, Run | None]] = {}
         self.texts: dict[str, dict[tuple[str, str | None], _Offset]] = {}
@@ -74,17 +69,6 @@ class _Offset:
         self.at = 0
         self.lost = False
         self.mask = mask
-
-
-class _Row:
-    """A write that is no event, and who waits for it. `due`: when it does not wait for others any more."""
-
-    __slots__ = ("done", "due", "write")
-
-    def __init__(self, write: Write, done: asyncio.Future[None], due: float = 0.0) -> None:
-        self.write = write
-        self.done = done
-        self.due = due
 
 
 class Journal:
@@ -105,7 +89,6 @@ class Journal:
         self.log = event_log
         self._masker = masker
         self._linger = linger_ms / 1000
-        self._max_bytes = max_bytes
         self._listeners = tuple(listeners)
         self._loop = asyncio.get_running_loop()
         self.recent = Recent()
@@ -114,22 +97,15 @@ class Journal:
         self._streams: dict[str, _Stream] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
-        self._queue: list[Event | _Row | asyncio.Future[None]] = []
-        self._aside: deque[_Row] = deque()
-        self._bytes = 0  # of what waits, but for that of damaged sessions
-        self._damaged_bytes = 0
+        self._waiting = Waiting(self._loop, max_bytes)
         self._busy = False
         self._urgent = False
         self._timer: asyncio.TimerHandle | None = None
         self._retry_s = RETRY_FIRST_S
-        self._room: list[asyncio.Future[None]] = []
-        self._damaged_room: list[asyncio.Future[None]] = []
-        self._paused = self._sealed = False
+        self._sealed = False
         self._handed_at = 0.0  # when the writer got the batch that it has
         self._with_writer: list[Any] = []  # that batch
         self._failed: str | None = None
-        self._held: dict[str, list[Event]] = {}  # of sessions whose place in the store is broken, in order
-        self._damaged: dict[str, str] = {}  # those sessions, and the reason
         self._settling: set[asyncio.Future[None]] = set()
         self.failures = 0
 
@@ -174,7 +150,7 @@ class Journal:
         self._idle.move_to_end(session_id)
         for old in list(islice(self._idle, max(0, len(self._idle) - IDLE_STREAMS))):
             kept = self._streams[old]
-            if not kept.queued and kept.recorded == kept.stored and not kept.waiters:
+            if not self._waiting.has(old) and kept.recorded == kept.stored and not kept.waiters:
                 del self._streams[old], self._idle[old]
 
     def head(self, session_id: str) -> int | None:
@@ -189,7 +165,7 @@ class Journal:
     @property
     def waiting_bytes(self) -> int:
         """How much waits to be written: about what it takes in memory."""
-        return self._bytes + self._damaged_bytes
+        return self._waiting.bytes
 
     @property
     def problem(self) -> str | None:
@@ -203,15 +179,16 @@ class Journal:
     @property
     def damage(self) -> str | None:
         """Which part of the store takes nothing, while the rest does; None when all of it does."""
-        if not self._damaged:
+        damaged = self._waiting.damaged
+        if not damaged:
             return None
-        session_id, reason = next(iter(self._damaged.items()))
-        more = f" and {len(self._damaged) - 1} more" if len(self._damaged) > 1 else ""
+        session_id, reason = next(iter(damaged.items()))
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         return f"session {session_id}{more} cannot be stored, the others can: {reason}"
 
     def need_whole(self, session_id: str) -> None:
         """Raises `Unavailable` when the store is broken where a session is kept: nothing is begun in it."""
-        reason = self._damaged.get(session_id)
+        reason = self._waiting.damaged.get(session_id)
         if reason is not None:
             raise Unavailable(
                 f"the store is damaged where session {session_id} is kept: {reason}",
@@ -221,7 +198,7 @@ class Journal:
 
     def need_room(self) -> None:
         """Raises `Unavailable` while too much waits to be written already."""
-        if self._bytes > self._max_bytes:
+        if self._waiting.full:
             raise Unavailable(
                 f"too much waits to be stored already: {self.problem or 'the store is slow'}; nothing was begun",
                 code="store_unavailable",
@@ -270,7 +247,8 @@ class Journal:
             stream.scopes.pop(key, None)
         if kind.final or kind is events.STEP_RETRIED:  # the texts of a step that is tried again start anew
             stream.texts.pop(key, None)
-        self._push(stream, event)
+        self._waiting.add(event)
+        self._stir()
         return event
 
     @contextlib.contextmanager
@@ -321,8 +299,8 @@ class Journal:
         if key[1] is not None:
             payload["call"] = key[1]
         offset.at += len(text)
-        if offset.lost or stream.session_id in self._damaged:  # it is part of a message that is shown once it is stored
-            offset.lost = True
+        if offset.lost or stream.session_id in self._waiting.damaged:
+            offset.lost = True  # it is part of a message that is shown once it is stored
             return
         event = Event(
             seq=0,
@@ -335,28 +313,10 @@ class Journal:
             payload=payload,
             data=encode(payload),
         )
-        if stream.queued:
-            self._enqueue(stream, event)
+        if self._waiting.has(stream.session_id):
+            self._waiting.add(event)
         else:  # nothing of its session is before it
             self._bus.publish(stream.session_id, (event,))
-
-    def _push(self, stream: _Stream, event: Event) -> None:
-        self._enqueue(stream, event)
-        self._stir()
-
-    def _enqueue(self, stream: _Stream, event: Event) -> None:
-        self._account(stream, event, 1)
-        self._queue.append(event)
-
-    def _account(self, stream: _Stream, event: Event, sign: int) -> None:
-        """Count an event that waits from here on (`sign` 1), or does no more (-1)."""
-        size = sign * _cost(event)
-        stream.queued += sign
-        stream.bytes += size
-        if stream.session_id in self._damaged:
-            self._damaged_bytes += size
-        else:
-            self._bytes += size
 
     # ── waiting ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -379,18 +339,16 @@ class Journal:
         that takes."""
         if timeout_s is not None:
             self.need_room()
-        row = _Row(replace(write, values=clean_row(self._masker.value(write.values))), self._loop.create_future())
-        self._bytes += _cost(row)
-        self._queue.append(row)
+        row = Row(replace(write, values=clean_row(self._masker.value(write.values))), self._loop.create_future())
+        self._waiting.add(row)
         self._hurry()
         await _taken(row.done, timeout_s)
 
     async def write_aside(self, write: Write, within_s: float) -> None:
         """Carry out upkeep of the store in a transaction of its own, when nothing else is to be written, or before the
         next facts after `within_s`. Returns after the commit; raises `ValueError` when it cannot be done."""
-        row = _Row(write, self._loop.create_future(), self._loop.time() + within_s)
-        self._bytes += _cost(row)
-        self._aside.append(row)
+        row = Row(write, self._loop.create_future(), self._loop.time() + within_s)
+        self._waiting.add_upkeep(row)
         if not self._busy and self._timer is None:
             self._timer = self._loop.call_later(0, self._begin)
         await row.done
@@ -402,25 +360,21 @@ class Journal:
         what was recorded `of` one is told that it was not stored."""
         if self._sealed and timeout_s is not None:
             raise _stopping()
-        if self._queue or self._busy:
+        if self._waiting.queue or self._busy:
             await _taken(asyncio.shield(self._marker()), timeout_s)
         if of is not None:
             self.need_whole(of)
 
     def _marker(self) -> asyncio.Future[None]:
-        """Done when everything that was recorded before is stored. One for all who ask meanwhile: clients that ask
-        again and again while the store is away must not fill the queue."""
-        marker = self._queue[-1] if self._queue else None
-        if not isinstance(marker, asyncio.Future) or marker.done():
-            marker = self._loop.create_future()
-            self._queue.append(marker)
+        """Done when everything that was recorded before is stored."""
+        marker = self._waiting.mark()
         self._hurry()
         return marker
 
     async def settle(self) -> None:
         """For a reader: let what was recorded before reach the store, but not for long. While the store takes nothing,
         what it has is the truth that anybody may be told."""
-        if self.problem is not None or self._sealed or not (self._queue or self._busy):
+        if self.problem is not None or self._sealed or not (self._waiting.queue or self._busy):
             return
         stored = asyncio.shield(self._marker())
         self._settling.add(stored)
@@ -431,20 +385,12 @@ class Journal:
             stored.cancel()
 
     async def room(self, session_id: str) -> None:
-        """Wait while too much waits to be written, or for ever once there is a pause. Sessions for which the store is
-        damaged have a smaller room of their own, and take none of that of others."""
-        while True:
-            damaged = session_id in self._damaged
-            full = self._damaged_bytes * DAMAGED_PART > self._max_bytes if damaged else self._bytes > self._max_bytes
-            if not (full or self._paused):
-                return
-            waiter = self._loop.create_future()
-            (self._damaged_room if damaged else self._room).append(waiter)
-            await waiter
+        """See `Recorder.room`."""
+        await self._waiting.room(session_id)
 
     def pause(self) -> None:
         """No step begins any more."""
-        self._paused = True
+        self._waiting.pause()
 
     def seal(self) -> None:
         """Nothing is recorded or shown any more: another process goes on from here."""
@@ -452,9 +398,9 @@ class Journal:
 
     def give_up(self) -> None:
         """The service ends before the store was back: whoever waits is told so, and need not be waited for."""
-        for item in (*self._with_writer, *self._queue):
+        for item in (*self._with_writer, *self._waiting.queue):
             if not isinstance(item, Event):
-                _settle(item.done if isinstance(item, _Row) else item, _stopping())
+                settle(item.done if isinstance(item, Row) else item, _stopping())
 
     # ── the writer's side ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -474,16 +420,14 @@ class Journal:
     def _begin(self) -> None:
         """Hand what is there to the writer's thread, as one transaction."""
         self._timer = None
-        if self._busy or self._begin_aside() or not self._queue:
+        if self._busy or self._begin_upkeep() or not self._waiting.queue:
             return
         self._urgent = False
-        batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-        if self._queue:
+        batch = self._waiting.take(MAX_BATCH)
+        if self._waiting.queue:
             self._urgent = True
-        if self._held:
-            batch = [item for item in batch if not self._put_aside(item)]
         durable = [item for item in batch if isinstance(item, Event) and item.seq]
-        rows = [item.write for item in batch if isinstance(item, _Row)]
+        rows = [item.write for item in batch if isinstance(item, Row)]
         if not durable and not rows:
             self._publish(batch, ())
             self._next()
@@ -493,29 +437,19 @@ class Journal:
         faults.hit("before_commit")
         self._thread.submit(batch, durable, rows)
 
-    def _begin_aside(self) -> bool:
+    def _begin_upkeep(self) -> bool:
         """Hand the next upkeep to the writer's thread, if it is its turn."""
-        while self._aside and self._aside[0].done.done():
-            self._bytes -= _cost(self._aside.popleft())  # whoever wanted it went away
-        if not self._aside or (self._queue and self._aside[0].due > self._loop.time()):
+        row = self._waiting.take_upkeep()
+        if row is None:
             return False
-        row = self._aside.popleft()
         self._busy = True
         self._handed_at = self._loop.time()
         self._thread.submit([row], [], [row.write])
         return True
 
-    def _put_aside(self, item: "Event | _Row | asyncio.Future[None]") -> bool:
-        """Whether something comes after what could not be stored of its session, and waits with that."""
-        if not isinstance(item, Event) or item.session_id not in self._held:
-            return False
-        self._held[item.session_id].append(item)
-        return True
-
     def _try_again(self) -> None:
         """What could not be stored may be now: somebody may have mended the store."""
-        held, self._held = self._held, {}
-        self._queue[:0] = [event for events_ in held.values() for event in events_]
+        self._waiting.release()
         self._hurry()
 
     def _sort_out(self, batch: list[Any], rejected: Sequence[Rejected]) -> list[Any]:
@@ -523,51 +457,22 @@ class Journal:
         broken = {r.event.session_id: r.reason for r in rejected if r.damaged and r.event is not None}
         for item in batch:
             if isinstance(item, Event) and item.seq and item.session_id not in broken:
-                self._mended(item.session_id)
+                self._waiting.mended(item.session_id)
         if not broken:
             return batch
-        new = broken.keys() - self._damaged.keys()
-        for session_id in new:
+        for session_id in broken.keys() - self._waiting.damaged.keys():
             log.error("the store is damaged where session %s is kept, which waits: %s", session_id, broken[session_id])
-            self._set_apart(self._streams[session_id])
-        self._damaged.update(broken)
-        if new:
-            batch, self._queue = self._without_texts(batch), self._without_texts(self._queue)
-        if not self._held:
+            self._break_texts(self._streams[session_id])
+        if not self._waiting.holds:
             self._loop.call_later(MENDED_S, self._try_again)
-        for session_id in broken:
-            self._held.setdefault(session_id, [])
-        return [item for item in batch if not self._put_aside(item)]
+        return self._waiting.put_aside(batch, broken)
 
-    def _set_apart(self, stream: _Stream) -> None:
-        """What waits of a session does not count for others any more, and the texts under way end here."""
-        self._bytes -= stream.bytes
-        self._damaged_bytes += stream.bytes
+    @staticmethod
+    def _break_texts(stream: _Stream) -> None:
+        """The texts that are under way end here: what waits of them is dropped."""
         for texts in stream.texts.values():
             for offset in texts.values():
                 offset.lost = True
-
-    def _mended(self, session_id: str) -> None:
-        """Something of a session was stored: it is one like all others."""
-        if self._damaged.pop(session_id, None) is None:
-            return
-        stream = self._streams[session_id]
-        self._damaged_bytes -= stream.bytes
-        self._bytes += stream.bytes
-        waiting, self._damaged_room = self._damaged_room, []
-        for waiter in waiting:
-            _settle(waiter, None)
-
-    def _without_texts(self, items: list[Any]) -> list[Any]:
-        """Drop the pieces of texts of damaged sessions: whoever reads has the whole once it is stored, and until then
-        they would take room without end."""
-        kept = []
-        for item in items:
-            if isinstance(item, Event) and not item.seq and item.session_id in self._damaged:
-                self._account(self._streams[item.session_id], item, -1)
-            else:
-                kept.append(item)
-        return kept
 
     def _written(self, batch: list[Any], outcome: Outcome) -> None:
         """The writer's thread has an answer; runs on the event loop."""
@@ -575,10 +480,10 @@ class Journal:
             self.failures += 1
             told = str(outcome.error)
             if told != self._failed or self.failures % SAID_EVERY == 0:
-                log.warning("the store is away, %d facts wait: %s", len(self._queue) + len(batch), told)
+                log.warning("the store is away, %d facts wait: %s", len(self._waiting.queue) + len(batch), told)
             self._failed = told
             for reader in self._settling:
-                _settle(reader, None)
+                settle(reader, None)
             self._loop.call_later(self._retry_s, self._thread.again)
             self._retry_s = min(self._retry_s * 2, RETRY_MAX_S)
             return
@@ -594,14 +499,15 @@ class Journal:
         self._next()
 
     def _next(self) -> None:
-        if not (self._queue or self._aside) or self._busy or self._timer is not None:
+        queue = self._waiting.queue
+        if not (queue or self._waiting.upkeep) or self._busy or self._timer is not None:
             return
-        if self._urgent or not self._queue:
+        if self._urgent or not queue:
             self._begin()
         else:
             self._stir()
 
-    def _publish(self, batch: Sequence[Event | _Row | asyncio.Future[None]], rejected: Sequence[Rejected]) -> None:
+    def _publish(self, batch: Sequence[Item], rejected: Sequence[Rejected]) -> None:
         """Show a committed batch in order, tell who waited, and account for it."""
         replaced, refused, dropped = self._sorted(rejected)
         groups: dict[str, list[Event]] = {}
@@ -609,7 +515,7 @@ class Journal:
         for item in batch:
             if isinstance(item, Event):
                 stream = self._streams[item.session_id]
-                self._account(stream, item, -1)
+                self._waiting.gone(item)
                 event = replaced.get(id(item), item)
                 if item.seq:
                     stream.stored = item.seq
@@ -617,11 +523,11 @@ class Journal:
                 if id(item) not in dropped:
                     group.append(event)
                     shown.append(event)
-            elif isinstance(item, _Row):
-                self._bytes -= _cost(item)
-                _settle(item.done, refused.get(id(item.write)))
+            elif isinstance(item, Row):
+                self._waiting.gone(item)
+                settle(item.done, refused.get(id(item.write)))
             else:
-                _settle(item, None)
+                settle(item, None)
         for session_id, group in groups.items():
             self._bus.publish(session_id, group)
             durable = [event for event in group if event.seq]
@@ -634,7 +540,7 @@ class Journal:
                 log.exception("a listener of published events failed")
         for session_id in groups:
             self._wake(self._streams[session_id])
-        self._make_room()
+        self._waiting.make_room()
 
     @staticmethod
     def _sorted(rejected: Sequence[Rejected]) -> tuple[dict[int, Event], dict[int, Exception], set[int]]:
@@ -666,13 +572,7 @@ class Journal:
         ready = [waiter for seq, waiter in stream.waiters if seq <= stream.stored]
         stream.waiters = [(seq, waiter) for seq, waiter in stream.waiters if seq > stream.stored]
         for waiter in ready:
-            _settle(waiter, None)
-
-    def _make_room(self) -> None:
-        if self._room and self._bytes <= self._max_bytes // 2:
-            waiting, self._room = self._room, []
-            for waiter in waiting:
-                _settle(waiter, None)
+            settle(waiter, None)
 
     async def close(self) -> None:
         """Store what is left, then end the writer's thread; the last call. One that is cancelled gives up what is left,
@@ -680,25 +580,11 @@ class Journal:
         try:
             await self.flush()
         finally:
-            left = sum(not isinstance(item, asyncio.Future) for item in self._queue)
-            left += sum(map(len, self._held.values()))
+            left = self._waiting.facts()
             if left or self._busy:
                 reason = self.problem or self.damage or "the store did not answer in time"
                 log.error("%d facts or more that nobody was told are lost: %s", left, reason)
             await self._thread.close(END_S)
-
-
-def _cost(item: Event | _Row) -> int:
-    """About what it takes in memory while it waits to be written. An event has its text twice: as it is sent, and as
-    it was read."""
-    if isinstance(item, _Row):
-        return EVENT_BYTES + _text_bytes(item.write)
-    size = EVENT_BYTES + 2 * len(item.data) + len(item.envelope)
-    return size + sum(map(_text_bytes, item.also)) if item.also else size
-
-
-def _text_bytes(write: Write) -> int:
-    return sum(len(value) for value in write.values.values() if isinstance(value, str | bytes))
 
 
 async def _taken(done: asyncio.Future[None], timeout_s: float | None) -> None:
@@ -718,15 +604,6 @@ def _stopping() -> Unavailable:
     return Unavailable(
         "the service is stopping, and may not have kept this: look before you try again", code="stopping"
     )
-
-
-def _settle(waiter: asyncio.Future[None], error: Exception | None) -> None:
-    if waiter.done():
-        return
-    if error is None:
-        waiter.set_result(None)
-    else:
-        waiter.set_exception(error)
 
 
 def replacement(event: Event, reason: str) -> Event:

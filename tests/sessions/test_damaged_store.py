@@ -10,6 +10,7 @@ from app.agent.errors import Unavailable
 from app.agent.events import Event, Write
 from app.sessions import journal as journal_module
 from app.sessions.ports import Rejected
+from app.sessions.waiting import EVENT_BYTES
 from tests.plan import task
 from tests.sessions.asking import LOOK
 from tests.sessions.writers import Unreliable, Wrapped, writing
@@ -90,13 +91,13 @@ async def test_a_session_that_cannot_be_stored_takes_no_room_of_others(
         await room.journal.flush()
         damaged.broken = one.session.id
         one.record()
-        for _ in range(2 * MAX_BYTES // journal_module.EVENT_BYTES):  # also before the damage is known
+        for _ in range(2 * MAX_BYTES // EVENT_BYTES):  # also before the damage is known
             one.emit("piece")
         assert room.journal.waiting_bytes > MAX_BYTES
         await room.journal.flush()
-        for _ in range(2 * MAX_BYTES // journal_module.EVENT_BYTES):
+        for _ in range(2 * MAX_BYTES // EVENT_BYTES):
             one.emit("piece")
-        assert room.journal.waiting_bytes < 2 * journal_module.EVENT_BYTES, "texts do not wait"
+        assert room.journal.waiting_bytes < 2 * EVENT_BYTES, "texts do not wait"
         async with asyncio.timeout(WAIT_S):
             await room.journal.room(one.session.id)
             while room.journal.waiting_bytes <= MAX_BYTES:

@@ -48,7 +48,7 @@ WRITERS: dict[str, Callable[[Wired], Awaitable[Any]]] = {
 @pytest.mark.parametrize("table", WRITERS)
 async def test_a_row_is_refused_at_once_and_not_kept_while_too_much_waits(tmp_path: Path, table: str) -> None:
     async with built(tmp_path) as wired:
-        wired.services.journal._max_bytes = -1
+        wired.services.journal._waiting._max_bytes = -1
         with pytest.raises(Unavailable, match="too much waits") as refused:
             await WRITERS[table](wired)
         assert (refused.value.code, wired.services.journal.waiting_bytes) == ("store_unavailable", 0)

@@ -78,7 +78,7 @@ async def test_clients_that_ask_again_and_again_take_one_place_in_the_queue(tmp_
         for _ in range(50):
             with pytest.raises(Unavailable):
                 await room.journal.flush(0.0001)
-        assert len(room.journal._queue) <= 3, "a fact, and one mark before and behind it"
+        assert len(room.journal._waiting.queue) <= 3, "a fact, and one mark before and behind it"
         assert not stays.done(), "those who gave up have taken the mark of another along"
         room.writer.gate.set()
         async with asyncio.timeout(WAIT_S):
