@@ -24,6 +24,11 @@ def no_faults() -> Iterator[None]:
     faults.disarm()
 
 
+def lost() -> None:
+    """At the fault point behind a commit."""
+    raise TransientStoreError("the connection broke while the answer was on its way")
+
+
 def key_row(name: str = "one", **changes: object) -> dict[str, object]:
     row = {"tenant_id": "default", "id": f"key_{name}", "name": name, "hash": name.encode(), "scopes": ["run"]}
     return row | {"created_at": 1} | changes
@@ -67,11 +72,7 @@ async def test_a_batch_whose_commit_was_not_confirmed_is_not_stored_twice(store:
     facts = Facts()
     batch = [facts.created(), *facts.whole_run(facts.run())]
     lone = Write(table="api_keys", values=key_row())
-
-    def fail() -> None:
-        raise TransientStoreError("the connection broke while the answer was on its way")
-
-    faults.arm("store.committed", fail)
+    faults.arm("store.committed", lost)
     with pytest.raises(TransientStoreError):
         store.write(*batch, writes=[lone])
     faults.disarm()
@@ -172,11 +173,7 @@ async def test_what_took_the_place_of_a_bad_event_is_known_again_when_its_commit
     facts = Facts()
     run = facts.run()
     bad = [facts.created(), facts.queued(run), facts.event(run, kinds.MESSAGE, {})]
-
-    def fail() -> None:
-        raise TransientStoreError("the connection broke while the answer was on its way")
-
-    faults.arm("store.committed", fail)
+    faults.arm("store.committed", lost)
     with pytest.raises(TransientStoreError):
         store.write(*bad)
     faults.disarm()
