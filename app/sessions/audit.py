@@ -56,19 +56,6 @@ def check_text(filters: MessageFilter) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFilter:
-    """Which tool calls; like `MessageFilter`. `status` is that of the result, or `pending` or `running`."""
-
-    session_id: str | None = None
-    run_id: str | None = None
-    tool: str | None = None
-    status: str | None = None
-    since: int | None = None
-    until: int | None = None
-    newest_first: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionFilter:
     """Which decisions of rules, persons, clocks and hooks; like `MessageFilter`. `decision` None: all of them."""
 
@@ -102,7 +89,7 @@ class Counted:
 
 
 class AuditStore(Protocol):
-    """Reads messages, tool calls and decisions; every function takes the tenant. Keys of a record are the columns of
+    """Reads messages and decisions; every function takes the tenant. Keys of a record are the columns of
     its table, times in µs. Raises `InvalidRequest` for a cursor that another question gave, and for a text that is too
     short for such a question."""
 
@@ -121,6 +108,3 @@ class AuditStore(Protocol):
 
     def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Exported]]:
         """All messages in pages, each read when the one before it was taken; values in the order of `EXPORTED`."""
-
-    async def calls(self, tenant: str, filters: CallFilter, *, cursor: str | None = None, limit: int = 50) -> Page:
-        """One page of tool calls, in the order of their `tool.call`."""

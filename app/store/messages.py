@@ -1,4 +1,4 @@
-"""Reads the audit trail back: messages, tool calls and decisions in filtered pages (`AuditStore`)."""
+"""Reads the audit trail back: messages and decisions in filtered pages (`AuditStore`)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -13,7 +13,6 @@ from app.sessions.audit import (
     EXPORTED,
     MAX_COUNT,
     MAX_SCANNED,
-    CallFilter,
     Counted,
     DecisionFilter,
     Exported,
@@ -26,7 +25,7 @@ from app.store.cursors import MAX_INT
 from app.store.pages import Order, Question, question
 from app.store.reader import Reader
 from app.store.search import TextIndex, folded
-from app.store.tables import decisions, messages, tool_calls
+from app.store.tables import decisions, messages
 from app.store.text_index import part_of
 from app.wire import clean, encode
 
@@ -46,12 +45,6 @@ MESSAGE_ORDERS = (
     Order(name="agent", equal=("agent",), key=("ts", "id"), each=_EACH_ROLE),
     Order(name="role", equal=("role",), key=("ts", "id")),
     Order(name="time", equal=(), key=("ts", "id"), each=_EACH_ROLE),
-)
-CALL_ORDERS = (
-    Order(name="run", equal=("run_id",), key=("seq",)),
-    Order(name="session", equal=("session_id",), key=("seq",)),
-    Order(name="tool", equal=("tool",), key=("ts", "id")),
-    Order(name="id", equal=(), key=("id",)),  # ids are in the order of time
 )
 DECISION_ORDERS = (
     Order(name="run", equal=("run_id",), key=("seq",)),
@@ -87,10 +80,6 @@ class SqlAuditStore:
 
     def _turn(self, filters: MessageFilter) -> AbstractAsyncContextManager[None]:
         return nullcontext() if filters.text is None else self._turns
-
-    async def calls(self, tenant: str, filters: CallFilter, *, cursor: str | None = None, limit: int = 50) -> Page:
-        """One page of tool calls."""
-        return await self._page(tool_calls, CALL_ORDERS, tenant, filters, cursor, limit)
 
     async def decisions(
         self, tenant: str, filters: DecisionFilter, *, cursor: str | None = None, limit: int = 50
@@ -144,7 +133,7 @@ class SqlAuditStore:
         table: Table,
         orders: Sequence[Order],
         tenant: str,
-        filters: MessageFilter | CallFilter | DecisionFilter,
+        filters: MessageFilter | DecisionFilter,
         cursor: str | None,
         limit: int,
     ) -> Page:
@@ -163,7 +152,7 @@ class SqlAuditStore:
         table: Table,
         orders: Sequence[Order],
         tenant: str,
-        filters: MessageFilter | CallFilter | DecisionFilter,
+        filters: MessageFilter | DecisionFilter,
         cursor: str | None,
     ) -> Asked:
         """What is asked for a page."""
@@ -205,7 +194,7 @@ class SqlAuditStore:
         return await self._bounded(asked, parameters, self._scanned)
 
 
-def _given(filters: MessageFilter | CallFilter | DecisionFilter) -> dict[str, Any]:
+def _given(filters: MessageFilter | DecisionFilter) -> dict[str, Any]:
     """The filters that were set; times that no column can hold stand at its ends."""
     names = (field.name for field in fields(filters) if field.name != "newest_first")
     given = {name: value for name in names if (value := getattr(filters, name)) is not None}

@@ -17,15 +17,15 @@ from sqlalchemy.dialects import sqlite
 
 from app.agent.errors import InvalidRequest
 from app.agent.runs import Run
-from app.sessions.audit import EXPORTED, MAX_COUNT, CallFilter, Counted, MessageFilter, Page, Record
+from app.sessions.audit import EXPORTED, MAX_COUNT, Counted, MessageFilter, Page, Record
 from app.store import agents, approvals, events, keys, memories, runs, tasks
 from app.store import messages as messages_module
 from app.store.cursors import pack
 from app.store.database import Database
-from app.store.messages import CALL_ORDERS, DECISION_ORDERS, EXPORT_CHARS, MESSAGE_ORDERS, SqlAuditStore
+from app.store.messages import DECISION_ORDERS, EXPORT_CHARS, MESSAGE_ORDERS, SqlAuditStore
 from app.store.pages import Order, question
 from app.store.tables import approvals as approvals_table
-from app.store.tables import decisions, messages, tool_calls
+from app.store.tables import decisions, messages
 from tests.store.conftest import Store
 from tests.store.facts import START, Facts, replaced
 
@@ -254,27 +254,6 @@ async def test_counting_stops(sqlite_store: Store) -> None:
 
 
 @pytest.mark.spec("12.4")
-async def test_tool_calls_are_paged_by_run_session_tool_and_tenant(store: Store, archive: Archive) -> None:
-    run, facts = archive.runs[1], archive.sessions[1]
-    for filters, count in (
-        (CallFilter(run_id=run.id), 2),
-        (CallFilter(session_id=facts.session.id, status="ok"), 15),
-        (CallFilter(tool="read_file", newest_first=True), 30),
-        (CallFilter(tool="read_file", status="pending"), 0),
-        (CallFilter(), 30),
-    ):
-        seen: list[str] = []
-        cursor = None
-        while True:
-            page = await store.audit.calls("default", filters, cursor=cursor, limit=4)
-            seen += [row["id"] for row in page.items]
-            cursor = page.next
-            if cursor is None:
-                break
-        assert len(seen) == len(set(seen)) == count, filters
-
-
-@pytest.mark.spec("12.4")
 async def test_a_cursor_of_another_question_is_refused_with_advice(sqlite_store: Store) -> None:
     facts = Facts()
     sqlite_store.stored(facts.created(), *facts.whole_run(facts.run(), steps=3))
@@ -339,11 +318,10 @@ def combinations(names: tuple[str, ...]) -> list[frozenset[str]]:
     ("table", "orders", "names"),
     [
         (messages, MESSAGE_ORDERS, ("session_id", "run_id", "agent", "role", "tool", "since", "until")),
-        (tool_calls, CALL_ORDERS, ("session_id", "run_id", "tool", "status", "since", "until")),
         (decisions, DECISION_ORDERS, ("session_id", "run_id", "agent", "tool", "decision", "since", "until")),
         (approvals_table, approvals.ORDERS, ("session_id", "status")),
     ],
-    ids=["messages", "tool_calls", "decisions", "approvals"],
+    ids=["messages", "decisions", "approvals"],
 )
 def test_every_page_is_read_along_the_index_of_its_order(
     library: sqlite3.Connection, table: Table, orders: tuple[Order, ...], names: tuple[str, ...], analysed: bool
@@ -354,7 +332,7 @@ def test_every_page_is_read_along_the_index_of_its_order(
     values |= {"decision": "deny", "after_session_id": "s", "after_requested_at": START}
     values |= {"after_ts": START, "after_id": "msg_1", "after_seq": 5}
     values |= {"edge_ts": START + 9, "edge_id": "msg_9", "edge_seq": 9, "edge_session_id": "s", "edge_requested_at": 1}
-    by_key = {"tool_calls": "id", "approvals": "id", "decisions": "session"}  # the order that is the primary key's
+    by_key = {"approvals": "id", "decisions": "session"}  # the order that is the primary key's
     merged = {"agent": "agent_role", "time": "role"}
     for filters, newest, after, edge in product(combinations(names), *(((False, True),) * 3)):
         asked = question(table, orders, dict.fromkeys(filters, 1), newest)

@@ -12,7 +12,7 @@ from app.agent.errors import InvalidRequest
 from app.agent.events import Write
 from app.agent.messages import Message, Role, ToolCall
 from app.agent.runs import MemoryState, RunStatus, SessionCounters
-from app.sessions.audit import CallFilter, DecisionFilter, MessageFilter
+from app.sessions.audit import DecisionFilter, MessageFilter
 from app.sessions.inbox import ApprovalFilter
 from app.sessions.keys import KeyRecord
 from app.sessions.tasks import TaskFilter
@@ -232,7 +232,6 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
         "open_calls": {"run_id": child.id},
         "load": {"memory_id": child.memory_id},
         "messages": {"filters": MessageFilter(session_id=facts.session.id)},
-        "calls": {"filters": CallFilter(run_id=child.id)},
         "decisions": {"filters": DecisionFilter(session_id=facts.session.id)},
         "approval": {"approval_id": "apr_1"},
         "approvals": {"filters": ApprovalFilter(session_id=facts.session.id), "cursor": None, "limit": 9},
