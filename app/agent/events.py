@@ -571,9 +571,9 @@ class Event:
     also: "tuple[Write, ...]" = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StoredEvent:
-    """One durable event as the log gives it back."""
+    """One durable event as the log gives it back. Not frozen, for the same reason."""
 
     seq: int
     type: str

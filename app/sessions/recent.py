@@ -6,10 +6,11 @@ A cache: whatever is not here is in the log. Bounded for each session and in all
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from app.agent.events import Event
+from app.agent.events import Event, StoredEvent
 
-SESSION_BYTES = 128 << 10
-ALL_BYTES = 8 << 20
+SESSION_BYTES = 256 << 10
+ALL_BYTES = 12 << 20
+EVENT_BYTES = 384  # of an event, beside its text
 
 
 class Recent:
@@ -32,7 +33,7 @@ class Recent:
             _, oldest = self._tails.popitem(last=False)
             self._size -= oldest.size
 
-    def after(self, session_id: str, seq: int, upto: int) -> Sequence[Event] | None:
+    def after(self, session_id: str, seq: int, upto: int) -> Sequence[StoredEvent] | None:
         """The events with `seq < number <= upto`; None when they are not all here."""
         tail = self._tails.get(session_id)
         return None if tail is None else tail.after(seq, upto)
@@ -50,7 +51,7 @@ class _Tail:
     __slots__ = ("events", "size")
 
     def __init__(self) -> None:
-        self.events: deque[Event] = deque()
+        self.events: deque[StoredEvent] = deque()
         self.size = 0
 
     def add(self, events: Sequence[Event], limit: int) -> int:
@@ -60,15 +61,20 @@ class _Tail:
             if self.events and event.seq != self.events[-1].seq + 1:
                 self.events.clear()
                 self.size = 0
-            self.events.append(event)
-            self.size += len(event.envelope) + len(event.data)
+            # without what was recorded with it, which may be megabytes
+            kept = StoredEvent(seq=event.seq, type=event.type, envelope=event.envelope, data=event.data)
+            self.events.append(kept)
+            self.size += _cost(kept)
         while self.size > limit and self.events:
-            gone = self.events.popleft()
-            self.size -= len(gone.envelope) + len(gone.data)
+            self.size -= _cost(self.events.popleft())
         return self.size - before
 
-    def after(self, seq: int, upto: int) -> Sequence[Event] | None:
+    def after(self, seq: int, upto: int) -> Sequence[StoredEvent] | None:
         if not self.events or self.events[0].seq > seq + 1 or self.events[-1].seq < upto:
             return None
         first = seq + 1 - self.events[0].seq
         return [event for event in list(self.events)[first:] if event.seq <= upto]
+
+
+def _cost(event: StoredEvent) -> int:
+    return EVENT_BYTES + len(event.envelope) + len(event.data)

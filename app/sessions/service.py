@@ -41,7 +41,7 @@ from app.sessions.webhooks import Webhooks
 from app.wire import decode, event_json
 
 KNOWN_SESSIONS = 1_000  # at hand
-KNOWN_BYTES = 16 << 20  # all of them, when they are plain; a few hundred that brought many agents of their own
+KNOWN_BYTES = 8 << 20  # all of them, when they are plain; a few hundred that brought many agents of their own
 
 FRESH = SessionCounters()
 NOTHING_MORE: Mapping[str, int] = MappingProxyType({})
