@@ -15,7 +15,7 @@ from tests.plan import FORCED_TEXT, ask, call, task
 from tests.world import WAIT_S, World, world
 
 pytestmark = [pytest.mark.slow, pytest.mark.spec("4.8")]
-SCHEDULES = times(30, 200)
+SCHEDULES = times(60, 200)
 AT_ONCE = 10
 
 
