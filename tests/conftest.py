@@ -1,6 +1,13 @@
-"""Order of the files."""
+"""Order of the files, and how much of what is tried at random."""
 
 import pytest
+from hypothesis import settings
+
+from tests.longer import LONG
+
+settings.register_profile("short", max_examples=50)
+if not LONG:  # where a test does not say how often itself
+    settings.load_profile("short")
 
 
 @pytest.hookimpl(trylast=True)
