@@ -169,9 +169,9 @@ class Approvals:
 
     def expect(self, approval_id: str) -> None:
         """A question of an earlier process that its run is about to put again."""
+        waiting = self._expected[approval_id] = asyncio.get_running_loop().create_future()
         if self._ending:
-            return
-        self._expected[approval_id] = asyncio.get_running_loop().create_future()
+            waiting.set_result(None)
 
     def unexpect(self, approval_id: str) -> None:
         """It is settled, or nobody puts it again."""
@@ -190,10 +190,11 @@ class Approvals:
             await asyncio.wait([waiting], timeout=seconds)
 
     def expect_no_more(self) -> None:
-        """The process ends: what was not put again is put by the next one."""
+        """The process ends: what was not put again is put by the next one, unless its run ends before."""
         self._ending = True
-        for approval_id in list(self._expected):
-            self.unexpect(approval_id)
+        for waiting in self._expected.values():
+            if not waiting.done():
+                waiting.set_result(None)
 
     def withdraw(self, run: Run, question: AskedBefore, call_id: str, tool: str) -> None:
         """Nobody puts this question again: its run has ended without."""

@@ -10,6 +10,7 @@ import pytest
 
 from app.agent.errors import Unavailable
 from app.agent.hooks import FunctionHook, HookPoint, HookRegistry
+from app.agent.runs import AskedBefore
 from app.agent.tools import ToolContext
 from app.sessions.follow_ups import FollowUps
 from app.sessions.idempotency import DELEGATION, keyed
@@ -155,6 +156,24 @@ async def test_an_end_in_order_while_a_start_hook_is_asked_is_no_crash(tmp_path:
     async with world(tmp_path, go_on=True, hooks=hooks, max_attempts=1) as w:
         await still(w)
         assert await statuses(w) == ["completed", "completed"]
+
+
+@pytest.mark.spec("8.2", "5.7")
+async def test_the_question_of_a_run_that_ends_while_the_service_stops_is_withdrawn_though_nobody_put_it_again(
+    tmp_path: Path,
+) -> None:
+    question = AskedBefore(approval_id="apr_1", step=1, arguments={}, asked_at=0, expires_at=2**62, digest="d")
+    async with world(tmp_path) as w:
+        approvals = w.asking.approvals
+        approvals.expect("apr_1")
+        approvals.expect_no_more()
+        assert approvals.is_expected(question), "its run withdraws it when it ends"
+        approvals.expect("apr_2")
+        async with asyncio.timeout(WAIT_S):
+            await approvals.expected("apr_2", WAIT_S)
+        approvals.unexpect("apr_1")
+        approvals.unexpect("apr_2")
+        assert not approvals.is_expected(question)
 
 
 # ── delegations that are about to begin ─────────────────────────────────────────────────────────────────────────────
