@@ -357,6 +357,19 @@ def _sessions(ground: _Ground, supervisor: RunSupervisor) -> Sessions:
     )
 
 
+def _tenant_agents(ground: _Ground, own_servers: OwnServers) -> TenantAgents:
+    return TenantAgents(
+        ground.catalog,
+        ground.definitions,
+        SqlAgentStore(ground.database.reader),
+        ground.journal,
+        ground.tools,
+        ground.masker,
+        ground.settings.tools.inherit,
+        own_servers.settle,
+    )
+
+
 async def _assemble(settings: Settings, masker: ValueMasker, database: Database) -> Wired:
     """The services on their ground: definitions are read, what a crash left open is closed, then it may be asked."""
     ground = _ground(settings, masker, database)
@@ -365,16 +378,7 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
     sessions = _sessions(ground, supervisor)
     mcp = mcp_servers(settings, ground.tools, ground.journal, database.reader, masker)
     own_servers = OwnServers(mcp, lambda: ground.catalog.own_servers, masker.learn)
-    agents = TenantAgents(
-        ground.catalog,
-        ground.definitions,
-        SqlAgentStore(database.reader),
-        ground.journal,
-        ground.tools,
-        masker,
-        settings.tools.inherit,
-        own_servers.settle,
-    )
+    agents = _tenant_agents(ground, own_servers)
     key = settings.http.key.get_secret_value() if settings.http.key else None
     access = Access(SqlKeyStore(database.reader), ground.journal, key)
     await agents.load()

@@ -210,6 +210,17 @@ async def _health(client: Client) -> int:
     return 200
 
 
+async def asked(client: Client) -> tuple[dict[str, Any], str, str]:
+    """A run that asks a person: it, the path of its events, and that of the question."""
+    body = {"agent": "asker", "agents": AGENTS, "input": "Go."}
+    started: dict[str, Any] = await client.request("POST", "/v1/runs", body)
+    path = f"/v1/sessions/{started['session_id']}/events"
+    async for frame in client.events(path):
+        if frame.type == "permission.requested":
+            break
+    return started, path, f"/v1/permissions/{frame.data['data']['approval_id']}"
+
+
 @pytest.mark.spec("9.6", "8.2", "14.11")
 @pytest.mark.case("B180")
 async def test_who_waits_for_a_person_does_not_use_up_the_grace_and_is_answered_after_the_restart(
@@ -217,13 +228,7 @@ async def test_who_waits_for_a_person_does_not_use_up_the_grace_and_is_answered_
 ) -> None:
     async with stage(tmp_path, SUBAGENTD_HTTP__GRACE_S="600") as service:
         async with service.client() as client:
-            body = {"agent": "asker", "agents": AGENTS, "input": "Go."}
-            started = await client.request("POST", "/v1/runs", body)
-            path = f"/v1/sessions/{started['session_id']}/events"
-            async for frame in client.events(path):
-                if frame.type == "permission.requested":
-                    break
-            question = f"/v1/permissions/{frame.data['data']['approval_id']}"
+            started, path, question = await asked(client)
         assert await service.stop() == 0  # which waits less than the grace
         await service.start()
         async with service.client() as client:
@@ -246,13 +251,7 @@ async def test_a_person_is_still_asked_after_more_stops_than_crashes_are_allowed
     env = {"SUBAGENTD_HTTP__GRACE_S": "600", "SUBAGENTD_RECOVERY__MAX_ATTEMPTS": "2"}
     async with stage(tmp_path, **env) as service:
         async with service.client() as client:
-            body = {"agent": "asker", "agents": AGENTS, "input": "Go."}
-            started = await client.request("POST", "/v1/runs", body)
-            path = f"/v1/sessions/{started['session_id']}/events"
-            async for frame in client.events(path):
-                if frame.type == "permission.requested":
-                    break
-            question = f"/v1/permissions/{frame.data['data']['approval_id']}"
+            started, _path, question = await asked(client)
         for _ in range(4):
             async with service.client() as client:
                 polling = asyncio.create_task(client.request("GET", f"/v1/runs/{started['id']}", wait_ms=60_000))
