@@ -6,7 +6,7 @@ Read once, after the last server has ended. Knows what each line means, and noth
 import json
 import sqlite3
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -136,7 +136,7 @@ class Evidence:
         self.views: dict[str, list[Seen]] = defaultdict(list)  # by session
         self.received: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))  # session, id: digests
         self.limits: dict[str, int | None] = {}  # of model calls, by the tag of a tree
-        self.model_calls: Counter[str] = Counter()
+        self.model_calls: dict[str, list[int]] = defaultdict(list)  # by the tag of a tree: when, in µs
         self.refused: list[str] = []
         self.notes: list[Row] = []
         self.frames = 0
@@ -225,7 +225,7 @@ class Evidence:
             case "tree":
                 self.limits[line["tag"]] = line["limit"]
             case "model":
-                self.model_calls[line["tag"]] += 1
+                self.model_calls[line["tag"]].append(_us(line))
             case "refused":
                 self.refused.append(line["problem"])
             case "abilities":

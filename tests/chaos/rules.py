@@ -202,23 +202,24 @@ def c7_children_end_first(evidence: Evidence, session: Session) -> list[str]:
 
 def c8_budgets_hold(evidence: Evidence, session: Session) -> list[str]:
     """Under a limit of model calls, neither the model was asked nor the log counts more often than that, plus one call
-    under way for each run that was open when a process ended, and for each process that may have ended before it had
-    stored anything of the tree: its client has asked again."""
+    under way for each run that was open when a process ended. What was asked while no run was open that is stored is
+    of processes that ended before they had stored anything of one, each for itself under the limit: the client has
+    asked again."""
     ends = {e.run: e for e in session.events if e.type in FINAL}
+    spans = {run: (e.ts, ends[run].ts if run in ends else 2**62) for run, e in session.queued.items()}
     tags = {tag for run, e in session.queued.items() if (tag := _tag(e)) and evidence.limits.get(tag) is not None}
     found = []
     for tag in tags:
         limit = evidence.limits[tag] or 0
-        slack = sum(
-            e.ts < boot.dead < (ends[run].ts if run in ends else 2**62)
-            for boot in evidence.boots
-            for run, e in session.queued.items()
-        )
-        # a whole tree of which nothing was stored, and nobody has seen anything
-        unseen = limit if any(boot.dead < session.events[0].ts for boot in evidence.boots) else 0
+        slack = sum(queued < boot.dead < ended for boot in evidence.boots for queued, ended in spans.values())
+        asked = evidence.model_calls[tag]
+        unseen = [ts for ts in asked if not any(queued <= ts <= ended for queued, ended in spans.values())]
+        for boot, many in Counter(map(evidence.boot_at, unseen)).items():
+            if many > limit:
+                found.append(f"{session.id}: process {boot} asked {many} times under a limit of {limit}, unseen")
         roots = [end for run, end in ends.items() if run and not session.queued[run].head.get("parent_run_id")]
         counted = sum(end.data["usage_total"]["model_calls"] for end in roots)
-        for what, many in (("the model was asked", evidence.model_calls[tag] - unseen), ("the log counts", counted)):
+        for what, many in (("the model was asked", len(asked) - len(unseen)), ("the log counts", counted)):
             if many > limit + slack:
                 found.append(f"{session.id}: {what} {many} times under a limit of {limit} (and {slack} under way)")
     return found

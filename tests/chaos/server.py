@@ -55,8 +55,9 @@ class ColdProcess:
 
     @classmethod
     async def start(cls, args: list[str], folder: Path, env: Mapping[str, str]) -> "ColdProcess":
-        """Start `subagentd` with these arguments in a folder."""
+        """Start `subagentd` with these arguments in a folder. As where it is installed, it has its bytecode."""
         command = [sys.executable, "-m", "app", *args]
+        env = {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
         with (folder / "service.log").open("ab") as log:
             return cls(
                 await asyncio.create_subprocess_exec(
