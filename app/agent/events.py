@@ -651,6 +651,10 @@ class Subscription(Protocol):
     def snapshots(self) -> Sequence[tuple[Run, TextSnapshot]]:
         """The texts of the steps that were under way then."""
 
+    @property
+    def ended(self) -> str | None:
+        """Why it is to stop; None while it is not."""
+
     async def next(self) -> Sequence[Event]:
         """All that came since the last call; empty only after `poke`. Raises `Lagging` when the reader was too slow,
         `Ended` when the connection is to be closed."""

@@ -81,13 +81,15 @@ class Reader:
         self._queue: list[Event] = []
         self._bytes = 0
         self._dropped = -1  # deltas lost since the reader fell behind; -1: it did not
-        self._ended: str | None = None
+        self.ended: str | None = None
         self._poked = False
         self._waiter: asyncio.Future[None] | None = None
         topic.readers.add(self)
 
     def push(self, events: Sequence[Event]) -> None:
         """Take events; beyond the limit all are dropped and the reader is told to use the log."""
+        if self.ended is not None:
+            return  # one that always finds something more would never stop
         if self._dropped >= 0:
             self._dropped += sum(1 for event in events if not event.seq)
             return
@@ -105,7 +107,7 @@ class Reader:
 
     def end(self, reason: str) -> None:
         """Let the reader take what is there and then stop."""
-        self._ended = reason
+        self.ended = reason
         self._wake()
 
     def poke(self) -> None:
@@ -118,8 +120,8 @@ class Reader:
         """All that came since the last call, empty only after `poke`. Raises `Lagging` when the reader fell behind,
         `Ended` when it is to stop."""
         while not self._queue:
-            if self._ended is not None:
-                raise Ended(self._ended)
+            if self.ended is not None:
+                raise Ended(self.ended)
             if self._dropped >= 0:
                 raise Lagging(self._dropped)
             if self._poked:

@@ -179,8 +179,9 @@ class EventFeed:
         """Frames after event `after`, joined as they come, until the view ends or the server closes it."""
         eye = _Eye(view, max(after, view.begins), after, None if view.paths is None else set(view.paths))
         opening = b"retry: %d\n\n" % RETRY_MS
+        reader: Subscription | None = None
         while not eye.ended:
-            reader = self._enter(view, owner)
+            reader = self._enter(view, owner, reader)
             pulse = _Pulse(reader, self._cursor_every_s) if view.filtered else None
             try:
                 if not await self._located(eye):
@@ -188,6 +189,8 @@ class EventFeed:
                 async for chunk in self._replay(eye, reader):
                     yield opening + chunk
                     opening = b""
+                    if reader.ended is not None and not eye.ended:
+                        raise Ended(reader.ended)  # the log may be long, and its reader slow
                 if opening:
                     yield opening
                     opening = b""
@@ -207,12 +210,16 @@ class EventFeed:
                     pulse.stop()
                 self._leave(reader, owner)
 
-    def _enter(self, view: View, owner: str) -> Subscription:
+    def _enter(self, view: View, owner: str, before: Subscription | None = None) -> Subscription:
+        """Begin to receive. `before`: whose place this one takes, without a moment in between; when that was to stop
+        and did not see it, this one is."""
         reader = self._bus.subscribe(view.session_id, head=self._journal.head(view.session_id) or 0)
         self._readers.setdefault(owner, set()).add(reader)
         self._count += 1
         if self._closing:
             reader.end("shutdown")
+        elif before is not None and before.ended is not None:
+            reader.end(before.ended)
         return reader
 
     def _leave(self, reader: Subscription, owner: str) -> None:

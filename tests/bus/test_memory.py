@@ -147,6 +147,16 @@ async def test_a_reader_that_is_ended_still_takes_what_was_there() -> None:
     assert ended.value.reason == "shutdown"
 
 
+@pytest.mark.spec("11.3", "17.2")
+async def test_a_reader_that_is_ended_is_not_kept_by_what_comes_after() -> None:
+    bus, session = MemoryBus(), Session()
+    reader = bus.subscribe("ses_x", head=0)
+    reader.end("revoked")
+    bus.publish("ses_x", [session.durable()])
+    with pytest.raises(Ended):
+        await reader.next()
+
+
 async def test_a_reader_that_waits_is_woken_by_an_event_and_by_its_end() -> None:
     bus, session = MemoryBus(), Session()
     reader = bus.subscribe("ses_x", head=0)

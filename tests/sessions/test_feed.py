@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.agent.errors import TooMany
 from app.sessions import journal as journal_module
-from app.sessions.feed import EventFeed, View
+from app.sessions.feed import CHUNK_BYTES, EventFeed, View
 from app.sessions.recent import Recent
 from app.wire import decode
 from tests.sessions.writers import Room, Talk, writing
@@ -325,6 +325,35 @@ async def test_streams_are_ended_by_owner_or_all_and_say_why(tmp_path: Path) -> 
         assert (await tasks["key_b"])[-1]["data"] == {"reason": "shutdown"}
         assert (await watch("late"))[-1]["data"] == {"reason": "shutdown"}
         assert [f["id"] for f in (await watch("late"))[:-1]] == [1, 2], "what is there is still shown"
+
+
+@pytest.mark.spec("11.5", "17.2")
+async def test_a_stream_that_is_ended_while_it_says_what_was_skipped_ends(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_S), writing(tmp_path, buffer_bytes=10) as room:
+        feed, talk = EventFeed(room.log, room.bus, room.journal), await begin(room)
+        async with contextlib.aclosing(feed.follow(view(talk), 0, "key_a")) as stream:
+            await anext(stream)
+            talk.emit("more than the reader holds")
+            assert [f["event"] for f in parsed(await anext(stream))] == ["stream.skipped"]
+            feed.end("key_a", "revoked")  # while that is being sent
+            rest = [f["event"] async for chunk in stream for f in parsed(chunk)]
+        assert rest[-1] == "stream.closing"
+
+
+@pytest.mark.spec("17.2")
+async def test_a_stream_that_is_ended_does_not_read_the_rest_of_a_long_log(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_S), writing(tmp_path) as room:
+        room.journal.recent = Recent(0, 0)
+        feed, talk = EventFeed(room.log, room.bus, room.journal), room.begin()
+        for _ in range(20):
+            talk.record(lambda facts, run: facts.message(run, "user", "x" * CHUNK_BYTES))
+        await room.journal.flush()
+        async with contextlib.aclosing(feed.follow(view(talk), 0, "key_a")) as stream:
+            shown = parsed(await anext(stream))
+            feed.end("key_a", "revoked")
+            shown += [f async for chunk in stream for f in parsed(chunk)]
+        assert shown[-1]["event"] == "stream.closing"
+        assert len(shown) < 10
 
 
 async def test_one_stream_too_many_is_refused_for_a_key_and_for_the_process(tmp_path: Path) -> None:
