@@ -21,6 +21,7 @@ from app.api.middleware import HEAD
 log = logging.getLogger(__name__)
 
 PING = b": ping\n\n"
+PIECE_BYTES = 256 << 10  # has the time of a send for itself: a slow client that reads is none that does not
 AT_ONCE = struct.pack("ii", 1, 0)  # linger for 0 s
 
 
@@ -81,9 +82,11 @@ class EventStream(EventSourceResponse):
             async for chunk in frames:
                 if self._pinging is not None:
                     await asyncio.wait((self._pinging,))
-                self._sending_since = self._quiet_since = clock()
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                self._sending_since = None
+                for at in range(0, len(chunk), PIECE_BYTES):
+                    self._sending_since = self._quiet_since = clock()
+                    piece = chunk[at : at + PIECE_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    self._sending_since = None
         if self._pinging is not None:
             await asyncio.wait((self._pinging,))
         self._sending_since = clock()

@@ -119,3 +119,23 @@ async def test_pings_come_while_nothing_happens_and_stop_with_the_stream() -> No
     assert bodies[0] == b"id: 1\n\n"
     assert set(bodies[1:]) == {b": ping\n\n"}
     assert await others() == set()
+
+
+@pytest.mark.spec("11.5")
+async def test_a_slow_client_gets_a_frame_that_takes_longer_than_a_send_may() -> None:
+    frame = b"data: " + b"x" * (1 << 20) + b"\n\n"
+    got = bytearray()
+
+    async def frames() -> AsyncGenerator[bytes]:
+        yield frame
+
+    async def send(message: Any) -> None:
+        body = message.get("body", b"")
+        await asyncio.sleep(len(body) / (1 << 20))  # 1 MiB a second
+        got.extend(body)
+
+    connection = Connection()
+    slow = EventStream(frames(), ping=0.2, sep="\n", send_timeout=0.5)
+    async with asyncio.timeout(WAIT_S):
+        await slow(SCOPE, connection.receive, send)
+    assert bytes(got) == frame
