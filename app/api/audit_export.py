@@ -1,17 +1,18 @@
 """Messages as a file that is sent while it is read: which form a client wants, and the stream of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Query, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from app.agent.errors import InvalidRequest
 from app.api.audit_query import Narrowed
 from app.api.deps import Asked
 from app.api.errors import NotAcceptable
+from app.api.event_stream import EventStream
 from app.api.sse import weights
 from app.sessions.audit import MessageFilter, check_text
 from app.sessions.exporting import CSV, NDJSON, Form, head_of, lines_as
@@ -49,6 +50,7 @@ def form_of(request: Request, wanted: str | None) -> Form:
 
 
 async def exported(
+    request: Request,
     asked: Asked,
     narrowed: Narrowed,
     form: Form,
@@ -62,10 +64,16 @@ async def exported(
     check_text(filters)  # before the answer begins
     await asked.services.journal.settle()
     headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
-    return StreamingResponse(_lines(asked, filters, form), headers=headers, media_type=_MEDIA[form])
+    return EventStream(
+        _lines(asked, filters, form),
+        headers=headers,
+        media_type=_MEDIA[form],
+        ping=0,
+        send_timeout=request.app.state.stream.send_timeout_s,
+    )
 
 
-async def _lines(asked: Asked, filters: MessageFilter, form: Form) -> AsyncIterator[bytes]:
+async def _lines(asked: Asked, filters: MessageFilter, form: Form) -> AsyncGenerator[bytes]:
     lines = lines_as(form)
     yield head_of(form)
     async for rows in asked.services.audit.export(asked.tenant, filters):

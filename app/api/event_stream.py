@@ -1,6 +1,6 @@
-"""The response that carries ready frames to a client, pings it while nothing happens, and drops it when it is dead.
+"""The response that carries ready bytes to a client, pings it while nothing happens, and drops it when it is dead.
 
-Knows neither events nor who asks.
+Knows neither events nor who asks. Exports go the same way, without pings.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ class EventStream(EventSourceResponse):
     The watcher of server exits is left out: the feed ends every stream itself, with a farewell. Pings and the bound
     on a blocked send need no task of their own but one timer, which looks at the clock when it fires. A client that
     does not read for `send_timeout` is cut off; that is no fault of ours and leaves no traceback.
+    `ping` 0: none, as in the middle of a file.
     """
 
     _client_gone = False
@@ -52,7 +53,7 @@ class EventStream(EventSourceResponse):
         watch = asyncio.create_task(_until_gone(receive), name="stream client")
         watch.add_done_callback(partial(self._gone, task))
         self._quiet_since = asyncio.get_running_loop().time()
-        self._again(self.ping_interval, send, partial(_cut, receive, watch))
+        self._again(self._every, send, partial(_cut, receive, watch))
         try:
             await self._send_frames(frames, send)
         except asyncio.CancelledError:
@@ -94,6 +95,11 @@ class EventStream(EventSourceResponse):
 
     # ── the timer ───────────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def _every(self) -> float:
+        """How long nothing may be sent before somebody looks, in seconds."""
+        return self.ping_interval or self.send_timeout or self.DEFAULT_PING_INTERVAL
+
     def _again(self, delay: float, send: Send, cut: Callable[[], None]) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay, self._look, send, cut)
 
@@ -106,12 +112,13 @@ class EventStream(EventSourceResponse):
                 log.info("a client did not read for %g s: its stream is cut off", self.send_timeout)
                 cut()
             else:
-                self._again(min(rest, self.ping_interval) if self.send_timeout else self.ping_interval, send, cut)
+                self._again(min(rest, self._every) if self.send_timeout else self._every, send, cut)
             return
-        rest = self._quiet_since + self.ping_interval - now
+        rest = self._quiet_since + self._every - now
         if rest <= 0:
-            self._quiet_since, rest = now, self.ping_interval
-            self._pinging = asyncio.create_task(self._ping_once(send), name="ping")
+            self._quiet_since, rest = now, self._every
+            if self.ping_interval:
+                self._pinging = asyncio.create_task(self._ping_once(send), name="ping")
         self._again(rest, send, cut)
 
     async def _ping_once(self, send: Send) -> None:

@@ -139,3 +139,17 @@ async def test_a_slow_client_gets_a_frame_that_takes_longer_than_a_send_may() ->
     async with asyncio.timeout(WAIT_S):
         await slow(SCOPE, connection.receive, send)
     assert bytes(got) == frame
+
+
+@pytest.mark.spec("12.4")
+async def test_a_file_is_sent_without_pings_however_long_nothing_comes() -> None:
+    connection = Connection()
+    silent = EventStream(connection.frames(), ping=0, sep="\n", send_timeout=0.01)
+    running = asyncio.create_task(silent(SCOPE, connection.receive, connection.send))
+    await connection.shown(2)
+    await asyncio.sleep(0.1)  # several times what a send may take
+    connection.gone.set()
+    async with asyncio.timeout(WAIT_S):
+        await running
+    assert [message["body"] for message in connection.sent[1:]] == [b"id: 1\n\n"]
+    assert await others() == set()

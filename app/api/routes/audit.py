@@ -44,7 +44,7 @@ async def export_audit(
 ) -> Response:
     """The messages of all sessions as a file, oldest first, read from the store page by page."""
     chosen = form_of(request, form)
-    return await exported(asked, narrowed, chosen, name="audit", session_id=session_id, run_id=run_id)
+    return await exported(request, asked, narrowed, chosen, name="audit", session_id=session_id, run_id=run_id)
 
 
 @router.get("/v1/sessions/{session_id}/audit/verify", response_model=answers.Verification, responses=problems(404, 503))

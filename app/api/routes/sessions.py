@@ -124,4 +124,4 @@ async def export_session(
     """All messages of a session as a file, read from the store page by page."""
     chosen = form_of(request, form)
     await asked.services.sessions.known(asked.tenant, session_id)
-    return await exported(asked, narrowed, chosen, name=session_id, session_id=session_id)
+    return await exported(request, asked, narrowed, chosen, name=session_id, session_id=session_id)
