@@ -50,7 +50,7 @@ class EventStream(EventSourceResponse):
             return
         task = asyncio.current_task()
         assert task is not None  # a server runs each request in one
-        watch = asyncio.create_task(_until_gone(receive), name="stream client")
+        watch = asyncio.create_task(until_gone(receive), name="stream client")
         watch.add_done_callback(partial(self._gone, task))
         self._quiet_since = asyncio.get_running_loop().time()
         self._again(self._every, send, partial(_cut, receive, watch))
@@ -133,7 +133,8 @@ class EventStream(EventSourceResponse):
             self._pinging.cancel()
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has gone away; its request was taken as a whole."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -3,6 +3,7 @@
 Knows no event: `EventFeed` makes the bytes, `event_stream.py` sends them.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from app.agent.events import KINDS
 from app.api.deps import Asked
 from app.api.docs import STREAM, Responses, problems
 from app.api.errors import BadRequest, Gone, NotAcceptable
-from app.api.event_stream import EventStream
+from app.api.event_stream import EventStream, until_gone
 from app.api.pages import JSON, page_of
 from app.sessions.feed import View
 
@@ -188,7 +189,7 @@ async def events(request: Request, asked: Asked, view: View, look: Look) -> Resp
             return Response(status_code=204)
         check_room(asked)
         return stream(request, asked, view, look.after)
-    return page_of([], None) if over else await _page(asked, view, look)
+    return page_of([], None) if over else await _page(request, asked, view, look)
 
 
 async def _kept(asked: Asked, view: View, after: int) -> None:
@@ -234,7 +235,7 @@ def stream(
     )
 
 
-async def _page(asked: Asked, view: View, look: Look) -> Response:
+async def _page(request: Request, asked: Asked, view: View, look: Look) -> Response:
     feed = asked.services.feed
     head = await feed.head(view)
     if look.after > head:
@@ -243,10 +244,14 @@ async def _page(asked: Asked, view: View, look: Look) -> Response:
             code="invalid_cursor",
             errors=[{"at": "after", "message": f"at most {head}"}],
         )
-    owner = ""
-    if look.wait_s:  # such a page holds as much as a stream does
+    if not look.wait_s:
+        page = await feed.page(view, look.after, look.limit, 0.0)
+    else:  # such a page holds as much as a stream does, and no longer than its client is there
         check_room(asked)
-        owner = asked.caller.key_id
         asked.services.access.watch(asked.caller, feed)
-    page = await feed.page(view, look.after, look.limit, look.wait_s, owner)
+        gone = asyncio.create_task(until_gone(request.receive), name="page client")
+        try:
+            page = await feed.page(view, look.after, look.limit, look.wait_s, asked.caller.key_id, gone)
+        finally:
+            gone.cancel()
     return page_of(page["items"], page["next"], oldest=page["oldest"])

@@ -351,12 +351,23 @@ class EventFeed:
             return eye.view.types is None or event.type in eye.view.types
         return eye.sees(event.type, run.ordinal, run.depth, run.path)
 
-    async def page(self, view: View, after: int, limit: int, wait_s: float, owner: str = "") -> dict[str, Any]:
+    async def page(
+        self,
+        view: View,
+        after: int,
+        limit: int,
+        wait_s: float,
+        owner: str = "",
+        gone: asyncio.Future[None] | None = None,
+    ) -> dict[str, Any]:
         """Durable events after a number as `{"items": [JSON bytes], "next": str | None, "oldest": int | None}`; waits
-        up to `wait_s` for the first one, unless the streams of `owner` are ended. `next` is the number to go on after,
-        None once the view has ended; `oldest` the first event that is kept, when others should have come before."""
+        up to `wait_s` for the first one, unless the streams of `owner` are ended or `gone` is done: nobody waits any
+        more. `next` is the number to go on after, None once the view has ended; `oldest` the first event that is kept,
+        when others should have come before."""
         eye = _Eye(view, max(after, view.begins), after, None if view.paths is None else set(view.paths))
         reader = self._enter(view, owner)
+        if gone is not None:
+            gone.add_done_callback(lambda _: reader.end("gone"))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         try:

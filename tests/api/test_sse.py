@@ -292,6 +292,21 @@ async def test_streams_that_are_opened_and_dropped_leave_nothing_behind(
             pass
 
 
+@pytest.mark.spec("11.3")
+async def test_a_page_whose_client_went_away_gives_its_place_back(http: httpx.AsyncClient, service: Service) -> None:
+    session = (await http.post("/v1/sessions", json={})).json()
+    address = urlsplit(service.url)
+    path = f"/v1/sessions/{session['id']}/events?after=1&wait_ms=60000"
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\nAccept: application/json\r\n\r\n".encode())
+    async with asyncio.timeout(WAIT_S):
+        while await metric(http, "subagentd_open_streams") < 1:
+            pass
+        writer.close()
+        while await metric(http, "subagentd_open_streams") > 0:
+            pass
+
+
 async def metric(http: httpx.AsyncClient, name: str) -> float:
     """A figure of the server."""
     match = re.search(rf"^{name} (\S+)$", (await http.get("/metrics")).text, re.MULTILINE)

@@ -390,6 +390,21 @@ async def test_pages_that_wait_count_as_streams_of_their_key_and_end_with_it(tmp
         assert (feed.readers, feed.owners()) == (0, ())
 
 
+@pytest.mark.spec("11.3")
+async def test_a_page_whose_client_has_gone_away_waits_no_longer(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_S), writing(tmp_path, buffer_bytes=10) as room:
+        feed, talk = EventFeed(room.log, room.bus, room.journal), await begin(room)
+        gone = asyncio.get_running_loop().create_future()
+        page = asyncio.create_task(feed.page(view(talk, types=frozenset({"message"})), 2, 10, 10 * WAIT_S, "key", gone))
+        await asyncio.sleep(0)
+        talk.record()  # nothing of the view: it is read from the log, and the page waits on
+        await room.journal.flush()
+        assert not page.done()
+        gone.set_result(None)
+        assert (await page)["items"] == []
+        assert feed.readers == 0
+
+
 async def begin(room: Room) -> Talk:
     """A session whose first events are stored."""
     talk = room.begin()
