@@ -34,7 +34,7 @@ class Identification:
         if header is None and b"ticket=" in scope["query_string"]:
             tickets = parse_qs(scope["query_string"].decode("latin-1")).get("ticket")
             if tickets:
-                return self._by_ticket(scope, tickets[0])
+                return await self._access.again(self._by_ticket(scope, tickets[0]))
         key = None if header is None else _bearer(header)
         try:
             return await self._access.caller(key)

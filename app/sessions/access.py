@@ -183,6 +183,13 @@ class Access:
         digest = key_hash(key)
         if self._bootstrap is not None and hmac.compare_digest(digest, self._bootstrap):
             return Caller(tenant=DEFAULT_TENANT, scopes=SCOPES, key_id=BOOTSTRAP)
+        return await self._valid(digest)
+
+    async def again(self, caller: Caller) -> Caller:
+        """Somebody who was known a while ago. Raises `Unauthorized` when the key opens nothing any more."""
+        return await self._valid(caller.key_hash) if caller.key_hash else caller
+
+    async def _valid(self, digest: bytes) -> Caller:
         known = self._known.get(digest)
         if known is None or asyncio.get_running_loop().time() >= known.fresh_until:
             known = await self._look_up(digest)

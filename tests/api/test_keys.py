@@ -225,6 +225,19 @@ async def test_a_ticket_opens_one_stream_of_its_tenant_once_and_for_a_minute(tmp
         assert (await http.get(fourth["url"])).status_code == 401
 
 
+@pytest.mark.spec("17.2", "17.3")
+async def test_a_ticket_of_a_key_that_was_revoked_since_opens_nothing(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as (_, http):
+        key = await made(http, scopes=["read", "run"])
+        started = (await http.post("/v1/runs", json={"input": "hello"}, headers=bearer(key["key"]))).json()
+        wanted = {"run_id": started["id"]}
+        given = [(await http.post("/v1/tickets", json=wanted, headers=bearer(key["key"]))).json() for _ in range(2)]
+        assert (await http.get(given[0]["url"])).status_code == 200
+        await http.delete(f"/v1/keys/{key['id']}", headers=ALL)
+        refused = await http.get(given[1]["url"])
+        assert (refused.status_code, refused.json()["code"]) == (401, "invalid_key")
+
+
 @pytest.mark.spec("14.16", "17.1")
 async def test_a_ticket_is_given_only_for_a_stream_that_the_tenant_has(tmp_path: Path) -> None:
     async with keyed(tmp_path) as (running, http):
