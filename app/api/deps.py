@@ -96,7 +96,8 @@ def _check_parameters(request: Request) -> None:
         name for name, _ in parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
     )
     route = request.scope["route"]
-    known = {parameter["name"]: False for parameter in (route.openapi_extra or {}).get("parameters", ())}
+    own = (route.openapi_extra or {}).get("parameters", ())
+    known = {parameter["name"]: False for parameter in own if parameter["in"] == "query"}
     known.update(_parameters(route.dependant))
     for name in sorted(given.keys() - known.keys()):
         raise InvalidRequest(

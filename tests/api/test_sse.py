@@ -119,6 +119,13 @@ async def test_a_cursor_that_is_none_is_a_400_that_names_it(http: httpx.AsyncCli
 
 
 @pytest.mark.spec("11.3")
+async def test_the_name_of_the_header_is_no_parameter(http: httpx.AsyncClient) -> None:
+    run = await ended_run(http, "quick")
+    answer = await http.get(f"/v1/runs/{run['id']}/events", params={"Last-Event-ID": "1"}, headers=SSE)
+    assert (answer.status_code, answer.json()["errors"][0]["at"]) == (422, "Last-Event-ID")
+
+
+@pytest.mark.spec("11.3")
 @pytest.mark.case("B163")
 async def test_filters_leave_frames_out_and_prev_says_so(http: httpx.AsyncClient) -> None:
     run = await ended_run(http)
