@@ -189,6 +189,7 @@ class TooMany(RequestError):
     """A limit on things open at the same time is reached."""
 
     code = "too_many"
+    retry_after_s = 5  # others go all the time
 
 
 class Unavailable(SubagentdError):
