@@ -4,6 +4,7 @@ Begins and ends nothing (`supervisor.py`).
 """
 
 import asyncio
+from typing import NamedTuple
 
 from app.agent import events
 from app.agent.admission import Slots
@@ -38,9 +39,10 @@ class Air:
 class Flight:
     """A run, its task, and who waits for it. `heir`: the run that it ends with: the one that has started it, or for a
     background task, when that has ended, the nearest one above that is open; None for none. `children`: those that end
-    with this one. `above`: the runs above it, nearest first, which may have ended long before it."""
+    with this one. `above`: the runs above it, nearest first, which may have ended long before it. `first`: the number
+    of its first event, 0 when another process had begun it."""
 
-    __slots__ = ("above", "children", "done", "heir", "live", "task")
+    __slots__ = ("above", "children", "done", "first", "heir", "live", "task")
 
     def __init__(self, live: LiveRun, heir: str | None, above: tuple[str, ...]) -> None:
         self.live = live
@@ -49,6 +51,16 @@ class Flight:
         self.task: asyncio.Task[None] | None = None
         self.done: asyncio.Future[RunOutcome] = asyncio.get_running_loop().create_future()
         self.children: set[str] = set()
+        self.first = 0
+
+
+class Found(NamedTuple):
+    """A run that is in the air or was not long ago, and the numbers of its first event (0: not known here) and of its
+    final one (None: it is open)."""
+
+    run: Run
+    first: int
+    ended: int | None
 
 
 def run_of(request: RunRequest, ordinal: int) -> Run:

@@ -21,7 +21,7 @@ from app.agent.control import half_left
 from app.agent.equipment import Equipment
 from app.agent.errors import Conflict, NotFound, Unavailable
 from app.agent.events import Event, Masker, Recorder
-from app.agent.flights import Air, Flight, queued_payload, run_of
+from app.agent.flights import Air, Flight, Found, queued_payload, run_of
 from app.agent.handoff import Handoffs
 from app.agent.interruption import LAST_WORD_S, LastWords
 from app.agent.live_run import LiveRun, RunnerParts
@@ -72,7 +72,7 @@ class RunSupervisor:
         self._flights: dict[str, Flight] = {}
         self._sessions: OrderedDict[str, Air] = OrderedDict()
         self._shared = SharedMemories(parts.load, self._waited_for)
-        self._ended: OrderedDict[str, tuple[Run, int | None]] = OrderedDict()
+        self._ended: OrderedDict[str, Found] = OrderedDict()
         self._endings: set[asyncio.Task[None]] = set()
         self._timeouts: set[asyncio.Task[tuple[str, ...]]] = set()
         self._stopping = self._over = False
@@ -302,7 +302,7 @@ class RunSupervisor:
             if (flight := self._flights.get(run_id)) is not None:
                 return [*found, *flight.above]
             known = self.find(run_id)
-            run_id = known[0].parent_id if known is not None else None
+            run_id = known.run.parent_id if known is not None else None
         return found
 
     def _waiting(self, run_id: str | None) -> list[str]:
@@ -318,7 +318,7 @@ class RunSupervisor:
         above: str | None = run_id
         while above is not None and above not in self._flights:
             known = self._ended.get(above)
-            above = known[0].parent_id if known is not None else None
+            above = known.run.parent_id if known is not None else None
         return above
 
     def is_open(self, run_id: str) -> bool:
@@ -382,7 +382,7 @@ class RunSupervisor:
         if heir is not None and heir in self._flights:
             self._flights[heir].children.add(run.id)
         if progress is None:
-            self._recorder.record(run, events.RUN_QUEUED, queued_payload(run, request))
+            flight.first = self._recorder.record(run, events.RUN_QUEUED, queued_payload(run, request)).seq
         else:
             flight.live.control.usage_below = progress.usage_below
         flight.task = asyncio.create_task(self._fly(flight, air), name=f"run {run.id}")
@@ -405,7 +405,7 @@ class RunSupervisor:
         self._runner.abandon(live)
         run = live.run
         self._flights.pop(run.id, None)
-        self._ended[run.id] = (run, live.ended.seq if live.ended is not None else None)
+        self._ended[run.id] = Found(run, flight.first, live.ended.seq if live.ended is not None else None)
         if len(self._ended) > ENDED_RUNS:
             self._ended.popitem(last=False)
         live.give_back()
@@ -447,10 +447,10 @@ class RunSupervisor:
         """Wait until the run is final. Cancelling the waiter does not touch the run."""
         return await asyncio.shield(self._flight(run_id).done)
 
-    def find(self, run_id: str) -> tuple[Run, int | None] | None:
-        """A run that is open in this process or was not long ago, with the number of its final event."""
+    def find(self, run_id: str) -> Found | None:
+        """A run that is open in this process or was not long ago."""
         flight = self._flights.get(run_id)
-        return self._ended.get(run_id) if flight is None else (flight.live.run, None)
+        return self._ended.get(run_id) if flight is None else Found(flight.live.run, flight.first, None)
 
     def flying(self, run_id: str) -> bool:
         """Whether the run is open in this process."""

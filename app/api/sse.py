@@ -198,7 +198,7 @@ async def _kept(asked: Asked, view: View, after: int) -> None:
     end: who begins it anew is shown what is kept."""
     oldest = await asked.services.feed.oldest(view, after)
     behind = max(after, view.begins)  # of what stands before a view nothing is missed
-    if after and behind < oldest - 1 and view.run_id is not None:  # the view of an open run does not know that
+    if after and behind < oldest - 1 and view.run_id is not None and not view.begins:  # not known of every open run
         behind = max(behind, await asked.services.sessions.begins(asked.tenant, view.run_id))
     over = view.ended_seq is not None and view.ended_seq < oldest and not view.until_idle
     if over or (after and behind < oldest - 1):

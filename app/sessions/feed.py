@@ -234,7 +234,7 @@ class EventFeed:
     async def _replay(self, eye: _Eye, reader: Subscription) -> AsyncIterator[bytes]:
         """What the log has up to the moment of the subscription, then the texts that were under way."""
         view = eye.view
-        if eye.head >= 0 and eye.cursor > eye.head:
+        if eye.head >= 0 and eye.shown > eye.head:  # not the cursor: a view may begin behind what is published
             yield transient_frame("stream.reset", events.StreamReset(head=eye.head))
             eye.cursor = eye.shown = 0
         while eye.cursor < eye.head and not eye.ended:

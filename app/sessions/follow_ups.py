@@ -71,8 +71,8 @@ class FollowUps:
 
     def _in_the_air(self, tenant: str, run_id: str) -> Run | None:
         found = self._supervisor.find(run_id)
-        is_open = found is not None and found[0].tenant == tenant and self._supervisor.is_open(run_id)
-        return found[0] if found is not None and is_open else None
+        is_open = found is not None and found.run.tenant == tenant and self._supervisor.is_open(run_id)
+        return found.run if found is not None and is_open else None
 
     async def resume(self, tenant: str, run_id: str, given: ResumeInput) -> Started:
         """Start a run over the memory of one that has ended. Raises `Conflict` for one that has not, or when somebody
@@ -117,7 +117,7 @@ class FollowUps:
         if found is None:
             why = delegated.result.result().error
             raise _not_resumed(delegated.handoff_id, why.as_dict() if why is not None else None)
-        return Started(run=found[0], after=delegated.after)
+        return Started(run=found.run, after=delegated.after)
 
     async def resumed(self, tenant: str, once: Once[Started]) -> Once[Started]:
         """What came of a resumption, with its run: the key of a subagent's is stored with the start of its handoff,

@@ -480,12 +480,12 @@ class Sessions:
     async def cancel(self, tenant: str, run_id: str) -> dict[str, Any]:
         """Cancel a run and everything below it; cancelling a final one stops nothing and says so."""
         found = self._supervisor.find(run_id)
-        if found is None or found[0].tenant != tenant:
+        if found is None or found.run.tenant != tenant:
             row = await self._run_row(tenant, run_id)  # raises for an unknown one
             await self.gate(row["session_id"])  # one in the air must not wait for the store
             await self._check_taken_up(tenant, run_id)
         ended = await self._supervisor.cancel(run_id)
-        await self._journal.flush(TAKE_S, of=None if found is None else found[0].session_id)
+        await self._journal.flush(TAKE_S, of=None if found is None else found.run.session_id)
         row = await self._run_row(tenant, run_id)
         return {"id": run_id, "status": row["status"], "cancelled": list(ended)}
 
@@ -517,10 +517,17 @@ class Sessions:
     async def run_stream(self, tenant: str, run_id: str) -> View:
         """The view of a run and its descendants."""
         found = self._supervisor.find(run_id)
-        if found is not None and found[0].tenant == tenant:
-            run, ended = found
+        if found is not None and found.run.tenant == tenant:
+            run = found.run
             await self.known(tenant, run.session_id)  # it may have been deleted
-            return View(tenant=tenant, session_id=run.session_id, run_id=run_id, paths=(run.path,), ended_seq=ended)
+            return View(
+                tenant=tenant,
+                session_id=run.session_id,
+                run_id=run_id,
+                paths=(run.path,),
+                begins=max(0, found.first - 1),
+                ended_seq=found.ended,
+            )
         row = await self._run_row(tenant, run_id)
         return View(
             tenant=tenant,

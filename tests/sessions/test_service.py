@@ -64,6 +64,26 @@ async def test_a_run_in_the_air_is_unknown_to_another_tenant_and_not_disturbed(t
         assert (await w.finished(run))["output"] == "mine"
 
 
+@pytest.mark.spec("11.3")
+async def test_the_view_of_a_run_begins_with_it_while_it_is_open_and_later(tmp_path: Path) -> None:
+    stage = Stage()
+    async with world(tmp_path, tools=stage.tools) as w:
+        session = await w.session()
+        await w.finished(await w.turn(session, task("one")))
+        run = await w.turn(session, task({"calls": [call("hold", key="x")]}, "two"))
+        await stage.reached("+x")
+        queued = (await w.events(session, "run.queued"))[-1]
+        view = await w.sessions.run_stream("default", run.id)
+        assert (view.begins, view.ended_seq) == (queued["id"] - 1, None)
+        stage.open("x")
+        await w.finished(run)
+        ended = (await w.events(session, "run.completed"))[-1]["id"]
+        for _ in range(2):
+            view = await w.sessions.run_stream("default", run.id)
+            assert (view.begins, view.ended_seq) == (queued["id"] - 1, ended)
+            w.supervisor._ended.clear()  # as after a restart
+
+
 # ── refusals ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
