@@ -15,6 +15,7 @@ Limit = Annotated[int, Query(ge=1, le=500, description="How many, at most.")]
 Cursor = Annotated[str | None, Query(description="`next` of the page before.")]
 WaitMs = Annotated[int, Query(ge=0, le=60_000, description="How long to wait for something new.")]
 JSON = "application/json"
+MAX_DIGITS = 18  # of the number in a cursor: it goes into a column
 
 
 def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -51,7 +52,7 @@ def number_of(cursor: str | None) -> int:
         return 0
     try:
         text = base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
-        if text[:1] == b"n" and text[1:].isdigit():
+        if text[:1] == b"n" and text[1:].isdigit() and len(text) <= MAX_DIGITS + 1:
             return int(text[1:])
     except (ValueError, binascii.Error):
         pass

@@ -56,7 +56,7 @@ def test_a_cursor_gives_its_number_back(number: int) -> None:
     assert number_of(cursor_after(number)) == number
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "bm4", "é", "=" * 40, "bi0x"])
+@pytest.mark.parametrize("cursor", ["", "x", "bm4", "é", "=" * 40, "bi0x", cursor_after(10**18)])
 def test_a_foreign_cursor_is_refused_by_its_name(cursor: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         number_of(cursor)
