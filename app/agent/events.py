@@ -462,7 +462,7 @@ class TextSnapshot(TypedDict):
 
 
 class StreamSkipped(TypedDict):
-    """`stream.skipped`: this many transient events were dropped because the reader was too slow."""
+    """`stream.skipped`: this many transient events of the session were dropped because the reader was too slow."""
 
     deltas: int
 

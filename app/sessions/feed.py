@@ -11,7 +11,7 @@ from typing import Any
 
 from app.agent import events
 from app.agent.errors import TooMany
-from app.agent.events import FINAL_TYPES, Ended, Event, EventBus, EventLog, Lagging, StoredEvent, Subscription
+from app.agent.events import FINAL_TYPES, KINDS, Ended, Event, EventBus, EventLog, Lagging, StoredEvent, Subscription
 from app.sessions.journal import Journal
 from app.wire import Envelope, decode, event_json, frame, read_envelope, transient_frame
 
@@ -48,6 +48,11 @@ class View:
     def filtered(self) -> bool:
         """Whether durable events may be left out, so that ids have gaps."""
         return not (self.types is None and self.run is None and self.depth is None and self.paths is None)
+
+    @property
+    def texts(self) -> bool:
+        """Whether anything is shown that is not stored."""
+        return self.deltas and (self.types is None or any(not KINDS[kind].durable for kind in self.types))
 
 
 @dataclass(slots=True)
@@ -199,7 +204,7 @@ class EventFeed:
                     for chunk in self._frames(eye, batch) if batch else self._cursor_frame(eye):
                         yield chunk
             except Lagging as lag:
-                if lag.deltas and view.deltas:
+                if lag.deltas and view.texts:
                     yield transient_frame("stream.skipped", events.StreamSkipped(deltas=lag.deltas))
             except Ended as end:
                 yield transient_frame("stream.closing", events.StreamClosing(reason=end.reason))

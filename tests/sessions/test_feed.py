@@ -56,6 +56,7 @@ async def seen_by(
     return found
 
 
+DURABLE = frozenset({"session.created", "run.queued", "run.waiting", "session.closed"})
 READERS = st.tuples(st.integers(0, 40), st.integers(0, 40), st.lists(st.integers(0, 9), min_size=1, max_size=4))
 STORY = st.lists(st.sampled_from(["record", "emit", "emit", "step", "yield", "yield", "flush"]), max_size=40)
 
@@ -242,18 +243,21 @@ async def test_a_filtered_stream_says_which_frame_came_before_and_moves_the_curs
 
 
 @pytest.mark.spec("11.3")
-async def test_a_view_without_deltas_shows_neither_deltas_nor_snapshots_nor_what_was_skipped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("filters", [{"deltas": False}, {"types": DURABLE}], ids=["deltas", "types"])
+async def test_a_view_without_deltas_shows_neither_deltas_nor_snapshots_nor_what_was_skipped(
+    tmp_path: Path, filters: dict[str, Any]
+) -> None:
     async with writing(tmp_path, buffer_bytes=50) as room:
         feed, talk = EventFeed(room.log, room.bus, room.journal), room.begin()
         await room.journal.flush()
         talk.emit("under way")
-        task = asyncio.create_task(seen_by(feed, view(talk, deltas=False), 0, (5,)))
+        task = asyncio.create_task(seen_by(feed, view(talk, **filters), 0, (5,)))
         for _ in range(10):
             await asyncio.sleep(0)
             talk.emit("more")
             talk.record()
         talk.record(close)
-        assert {f["event"] for f in await task} == {"session.created", "run.queued", "run.waiting", "session.closed"}
+        assert {f["event"] for f in await task} == DURABLE
 
 
 @pytest.mark.spec("11.3")
