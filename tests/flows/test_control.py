@@ -1,7 +1,9 @@
 """Cancelling, deadlines, closing, deleting and stopping the service, over HTTP."""
 
 import asyncio
+import contextlib
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import aiohttp
 import pytest
 
 from app.client import Client, ServiceError
-from tests.service import INTERRUPT, ROOT, WAIT_S, agent, events_of, finished, received, script, serving
+from tests.service import INTERRUPT, ROOT, WAIT_S, Service, agent, events_of, finished, received, script, serving
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +40,14 @@ TREE = {
     "input": "Go.",
 }
 QUICK = {"agent": "quick", "agents": [agent("quick", mode="all", tools=[])], "input": "Hi."}
+
+
+async def stored(service: Service, question: str) -> None:
+    """Wait until the database answers with a row."""
+    async with asyncio.timeout(WAIT_S):
+        with contextlib.closing(sqlite3.connect(service.database, timeout=WAIT_S)) as database:
+            while not database.execute(question).fetchall():
+                await asyncio.sleep(0.05)
 
 
 async def until(client: Client, path: str, kind: str, count: int = 1) -> None:
@@ -143,11 +153,10 @@ async def test_a_busy_session_refuses_a_second_turn_and_a_closed_one_every_turn(
 
 @pytest.mark.spec("14.2", "12.5")
 async def test_a_deleted_session_is_unknown_and_its_data_is_gone_but_the_chain_stays(tmp_path: Path) -> None:
-    import sqlite3
-
     async with serving(tmp_path, env=script(tmp_path, SLOW)) as service, service.client() as client:
         started = await client.request("POST", "/v1/runs", {**QUICK, "input": "a secret thing"})
         await finished(client, started["id"])
+        await stored(service, "SELECT 1 FROM text_index WHERE upto > 0")  # what was said has to leave it as well
         path = f"/v1/sessions/{started['session_id']}"
         await client.request("DELETE", path)
         for route in (path, f"{path}/events", f"{path}/messages", f"{path}/tree", f"/v1/runs/{started['id']}"):
@@ -157,6 +166,7 @@ async def test_a_deleted_session_is_unknown_and_its_data_is_gone_but_the_chain_s
         page = await client.page("/v1/sessions")
         assert page["items"] == []
         assert (await client.page("/v1/audit"))["items"] == []
+        await stored(service, "SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM erased_texts)")
     db = sqlite3.connect(service.database)
     rows = db.execute("SELECT seq, data, length(data_digest), length(hash) FROM events ORDER BY seq").fetchall()
     assert [row[0] for row in rows] == list(range(1, len(rows) + 1))
