@@ -56,7 +56,7 @@ class Flight:
 
 class Found(NamedTuple):
     """A run that is in the air or was not long ago, and the numbers of its first event (0: not known here) and of its
-    final one (None: it is open)."""
+    final one (None: it is open, or is left to the next process)."""
 
     run: Run
     first: int

@@ -405,7 +405,8 @@ class RunSupervisor:
         self._runner.abandon(live)
         run = live.run
         self._flights.pop(run.id, None)
-        self._ended[run.id] = Found(run, flight.first, live.ended.seq if live.ended is not None else None)
+        ended = live.ended if live.ended is not None and live.ended.ts else None  # else the next process goes on
+        self._ended[run.id] = Found(run, flight.first, None if ended is None else ended.seq)
         if len(self._ended) > ENDED_RUNS:
             self._ended.popitem(last=False)
         live.give_back()

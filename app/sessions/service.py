@@ -504,10 +504,12 @@ class Sessions:
         """The view of a whole session."""
         session = await self.known(tenant, session_id)
         ended = None
-        if session.closed or (until_idle and not self._supervisor.busy(session_id)):
+        # who stops does not say what the next process goes on with
+        idle = until_idle and not self.stopping and not self._supervisor.busy(session_id)
+        if session.closed or idle:
             await self._journal.settle()
             row = await self._row(tenant, session_id)
-            ended = row["closed_seq"] or (row["idle_seq"] if until_idle else None)
+            ended = row["closed_seq"] or (row["idle_seq"] if idle else None)
         return View(tenant=tenant, session_id=session_id, until_idle=until_idle, ended_seq=ended)
 
     async def begins(self, tenant: str, run_id: str) -> int:

@@ -112,6 +112,19 @@ async def test_a_cancel_of_what_is_left_to_the_next_process_is_not_answered_as_d
                 await asking
 
 
+@pytest.mark.spec("11.3")
+async def test_no_view_is_over_of_what_goes_on_in_the_next_process(tmp_path: Path) -> None:
+    gate = Gate()
+    async with world(tmp_path, tools=gate.tools, go_on=True, verify=False) as w:
+        session = await w.session()
+        await w.finished(await w.turn(session, task("one")))
+        run = await w.turn(session, task({"calls": [call("hold", key="a")]}, "The end."))
+        await w.until(session, "tool.start")
+        await drained(w)
+        assert (await w.sessions.run_stream(w.tenant, run.id)).ended_seq is None
+        assert (await w.sessions.session_stream(w.tenant, session, until_idle=True)).ended_seq is None
+
+
 async def test_who_tells_something_to_a_run_that_goes_on_in_the_next_process_is_told_to_try_again(
     tmp_path: Path,
 ) -> None:
