@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from app.cli.heap import bound_heap
 from tests.fuzz import abused, by_schema, sequences, world
 
 MOST_GROWN_KIB = 50 << 10  # of the process, whatever was asked of it
@@ -65,6 +66,7 @@ def main() -> int:
     given.seed = given.seed if given.seed is not None else int(time.time())
     if given.cases and not TOOL.exists():
         parser.error(f"{TOOL} is not there: `make fuzz` installs it, `--cases 0` leaves it out")
+    bound_heap()  # as a server does
     began, count = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:
         for told, violations in _parts(Path(folder), given):

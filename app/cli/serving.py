@@ -23,6 +23,7 @@ from app.agent.errors import SubagentdError
 from app.agent.interruption import left_behind
 from app.cli import DONE, FAILED, USAGE
 from app.cli.connection import Bounds, Connection
+from app.cli.heap import bound_heap
 from app.main import create_app
 from app.settings import Settings, unknown_variables
 from app.telemetry.logs import setup, take_strays
@@ -49,6 +50,7 @@ class _Server(uvicorn.Server):
 
 def run(settings: Settings, *, as_json: bool) -> int:
     """Serve until a signal; returns the exit code."""
+    bound_heap()
     setup(json_lines=as_json)
     take_strays()
     for name in unknown_variables():
