@@ -254,4 +254,4 @@ async def _page(request: Request, asked: Asked, view: View, look: Look) -> Respo
             page = await feed.page(view, look.after, look.limit, look.wait_s, asked.caller.key_id, gone)
         finally:
             gone.cancel()
-    return page_of(page["items"], page["next"], oldest=page["oldest"])
+    return page_of(page["items"], page["next"], oldest=page["oldest"], bounded=page["bounded"])

@@ -17,6 +17,7 @@ from app.wire import Envelope, decode, event_json, frame, read_envelope, transie
 
 CURSOR_EVERY_S = 15.0  # an id-only frame moves the cursor of a filtered stream at least this often
 PAGE = 500
+LOOKED_AT = 5_000  # events that may not fit the filters, for a page
 CHUNK_BYTES = 64 << 10  # of frames that are joined: so much, and one frame, is copied for a reader that does not read
 RETRY_MS = 1000
 CLOSING_RETRY_MS = (500, 5000)  # one after the other: whoever starts again must not meet all of them at once
@@ -67,6 +68,7 @@ class _Eye:
     oldest: int = 0  # the first event that is kept, when others should have come before it; 0: nothing is missing
     ended: bool = False
     idle: bool = False  # nothing was started since the last `session.idle`
+    bounded: bool = False  # a page has looked at so many events that it goes no further
 
     def sees(self, kind: str, run: int, depth: int, path: tuple[int, ...]) -> bool:
         """Whether the filters let an event through."""
@@ -142,6 +144,7 @@ class EventFeed:
         max_readers: int = 4000,
         max_per_owner: int = 200,
         cursor_every_s: float = CURSOR_EVERY_S,
+        looked_at: int = LOOKED_AT,
     ) -> None:
         self._log = event_log
         self._bus = bus
@@ -149,6 +152,7 @@ class EventFeed:
         self._max_readers = max_readers
         self._max_per_owner = max_per_owner
         self._cursor_every_s = cursor_every_s
+        self._looked_at = looked_at
         self._readers: dict[str, set[Subscription]] = {}
         self._count = 0
         self._closing = False
@@ -365,10 +369,11 @@ class EventFeed:
         owner: str = "",
         gone: asyncio.Future[None] | None = None,
     ) -> dict[str, Any]:
-        """Durable events after a number as `{"items": [JSON bytes], "next": str | None, "oldest": int | None}`; waits
-        up to `wait_s` for the first one, unless the streams of `owner` are ended or `gone` is done: nobody waits any
-        more. `next` is the number to go on after, None once the view has ended; `oldest` the first event that is kept,
-        when others should have come before."""
+        """Durable events after a number as `{"items": [JSON bytes], "next": str | None, "oldest": int | None,
+        "bounded": True | None}`; waits up to `wait_s` for the first one, unless the streams of `owner` are ended or
+        `gone` is done: nobody waits any more. `next` is the number to go on after, None once the view has ended;
+        `oldest` the first event that is kept, when others should have come before; `bounded`: so many events were
+        looked at that others are left for the next page."""
         eye = _Eye(view, max(after, view.begins), after, None if view.paths is None else set(view.paths))
         reader = self._enter(view, owner)
         if gone is not None:
@@ -379,7 +384,7 @@ class EventFeed:
             while True:  # the subscription came first: nothing falls between a look at the log and the wait
                 items = await self._collect(eye, limit)
                 rest = deadline - loop.time()
-                if items or eye.ended or rest <= 0:
+                if items or eye.ended or eye.bounded or rest <= 0:
                     break
                 try:
                     if not await self._stirred(reader, rest):
@@ -389,7 +394,8 @@ class EventFeed:
                     reader = self._enter(view, owner)
         finally:
             self._leave(reader, owner)
-        return {"items": items, "next": None if eye.ended else str(eye.cursor), "oldest": eye.oldest or None}
+        following = None if eye.ended else str(eye.cursor)
+        return {"items": items, "next": following, "oldest": eye.oldest or None, "bounded": eye.bounded or None}
 
     @staticmethod
     async def _stirred(reader: Subscription, wait_s: float) -> bool:
@@ -407,7 +413,8 @@ class EventFeed:
         head = await self._head(view) or 0
         if view.run_id is not None and view.ended_seq is not None:
             head = min(head, view.ended_seq)  # nothing of it stands behind
-        while len(items) < limit and eye.cursor < head and not eye.ended:
+        looked = 0
+        while len(items) < limit and eye.cursor < head and not eye.ended and not eye.bounded:
             page = await self._page(eye, head, PAGE if view.filtered else limit - len(items))
             if not page:
                 break
@@ -421,6 +428,8 @@ class EventFeed:
                 eye.ended = eye.ends(event.type, seen.run_id, event.data, event.seq == head)
                 if eye.ended or len(items) == limit:
                     break
+            looked += len(page)
+            eye.bounded = looked >= self._looked_at and len(items) < limit and not eye.ended and eye.cursor < head
         return items
 
 

@@ -265,7 +265,7 @@ async def test_a_page_waits_for_its_first_event_and_no_longer_than_asked(tmp_pat
     async with asyncio.timeout(WAIT_S), writing(tmp_path, buffer_bytes=10) as room:
         feed, talk = EventFeed(room.log, room.bus, room.journal), room.begin()
         await room.journal.flush()
-        assert await feed.page(view(talk), 2, 10, 0.01) == {"items": [], "next": "2", "oldest": None}
+        assert await feed.page(view(talk), 2, 10, 0.01) == {"items": [], "next": "2", "oldest": None, "bounded": None}
         task = asyncio.create_task(feed.page(view(talk), 2, 10, WAIT_S))
         await asyncio.sleep(0)
         talk.emit("a delta wakes nobody")
@@ -274,6 +274,23 @@ async def test_a_page_waits_for_its_first_event_and_no_longer_than_asked(tmp_pat
         page = await task
         assert ([decode(item)["id"] for item in page["items"]], page["next"]) == ([3], "3")
         assert feed.readers == 0
+
+
+@pytest.mark.spec("11.3")
+async def test_a_page_stops_after_so_many_events_that_do_not_fit_says_so_and_does_not_wait(tmp_path: Path) -> None:
+    async with asyncio.timeout(WAIT_S), writing(tmp_path) as room:
+        feed, talk = EventFeed(room.log, room.bus, room.journal, looked_at=500), room.begin()
+        for _ in range(1_100):
+            talk.record()
+        talk.record(close)
+        await room.journal.flush()
+        what = view(talk, types=frozenset({"session.closed"}))
+        first = await feed.page(what, 0, 10, 10 * WAIT_S)
+        second = await feed.page(what, int(first["next"]), 10, 10 * WAIT_S)
+        third = await feed.page(what, int(second["next"]), 10, 10 * WAIT_S)
+        assert [(page["bounded"], len(page["items"]), page["next"]) for page in (first, second, third)] == [
+            (True, 0, "500"), (True, 0, "1000"), (None, 1, None),
+        ]  # fmt: skip
 
 
 @pytest.mark.spec("11.3")
@@ -390,7 +407,7 @@ async def test_pages_that_wait_count_as_streams_of_their_key_and_end_with_it(tmp
             feed.check("greedy")
         feed.check("other")
         feed.end("greedy", "revoked")
-        assert [await task for task in tasks] == [{"items": [], "next": "2", "oldest": None}] * 2
+        assert [await task for task in tasks] == [{"items": [], "next": "2", "oldest": None, "bounded": None}] * 2
         assert (feed.readers, feed.owners()) == (0, ())
 
 

@@ -404,3 +404,6 @@ class EventPage(Page):
     oldest: int | None = Field(
         None, description="Only where events before it were removed for their age: the first one that is kept."
     )
+    bounded: bool | None = Field(
+        None, description="true: 5,000 events were looked at; others that fit may follow behind `next`."
+    )
