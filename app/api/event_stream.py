@@ -43,23 +43,36 @@ class EventStream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream until it ends or the client goes away."""
         frames = cast("AsyncGenerator[bytes]", self.body_iterator)
+        async with aclosing(frames):
+            if HEAD in scope:
+                await self._start(send)
+                await send({"type": "http.response.body", "body": b""})
+                return
+            await self._run(frames, receive, send)
+
+    async def _start(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if HEAD in scope:
-            await frames.aclose()
-            await send({"type": "http.response.body", "body": b""})
-            return
+
+    async def _run(self, frames: AsyncGenerator[bytes], receive: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task is not None  # a server runs each request in one
         watch = asyncio.create_task(until_gone(receive), name="stream client")
         watch.add_done_callback(partial(self._gone, task))
-        self._quiet_since = asyncio.get_running_loop().time()
-        self._again(self._every, send, partial(_cut, receive, watch))
+        started = False
         try:
-            await self._send_frames(frames, send)
+            # before the answer: what cannot be begun is refused, and the reader has its place among the others
+            first = await anext(frames, b"")
+            started = True
+            self._sending_since = self._quiet_since = asyncio.get_running_loop().time()
+            self._again(self._every, send, partial(_cut, receive, watch))
+            await self._start(send)
+            await self._send_frames(first, frames, send)
         except asyncio.CancelledError:
             if not self._client_gone or task.uncancel() > 0:
                 raise  # somebody else ends this request
         except Unavailable as error:  # a clean end would say that nothing follows: cut, the client comes back
+            if not started:
+                raise
             log.warning("a stream is cut off: %s", error)
             self._client_gone = True
             _cut(receive, watch)
@@ -77,21 +90,23 @@ class EventStream(EventSourceResponse):
             self._client_gone = True
             task.cancel()
 
-    async def _send_frames(self, frames: AsyncGenerator[bytes], send: Send) -> None:
-        clock = asyncio.get_running_loop().time
-        async with aclosing(frames):
-            async for chunk in frames:
-                if self._pinging is not None:
-                    await asyncio.wait((self._pinging,))
-                for at in range(0, len(chunk), PIECE_BYTES):
-                    self._sending_since = self._quiet_since = clock()
-                    piece = chunk[at : at + PIECE_BYTES]
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                    self._sending_since = None
+    async def _send_frames(self, first: bytes, frames: AsyncGenerator[bytes], send: Send) -> None:
+        await self._send_chunk(first, send)
+        async for chunk in frames:
+            await self._send_chunk(chunk, send)
         if self._pinging is not None:
             await asyncio.wait((self._pinging,))
-        self._sending_since = clock()
+        self._sending_since = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_chunk(self, chunk: bytes, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        if self._pinging is not None:
+            await asyncio.wait((self._pinging,))
+        for at in range(0, len(chunk), PIECE_BYTES):
+            self._sending_since = self._quiet_since = clock()
+            await send({"type": "http.response.body", "body": chunk[at : at + PIECE_BYTES], "more_body": True})
+        self._sending_since = None
 
     # ── the timer ───────────────────────────────────────────────────────────────────────────────────────────────
 

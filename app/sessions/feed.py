@@ -195,6 +195,9 @@ class EventFeed:
             try:
                 if not await self._located(eye):
                     continue
+                if opening and view.filtered:  # it may be long until something passes
+                    yield opening
+                    opening = b""
                 async for chunk in self._replay(eye, reader):
                     yield opening + chunk
                     opening = b""

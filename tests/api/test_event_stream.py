@@ -107,6 +107,46 @@ async def test_a_stream_that_cannot_be_read_on_is_cut_and_never_ends_as_if_it_we
 
 
 @pytest.mark.spec("11.3")
+async def test_a_stream_that_cannot_be_begun_is_refused_before_there_is_an_answer() -> None:
+    connection = Connection()
+
+    async def away() -> AsyncGenerator[bytes]:
+        raise Unavailable("the store is away")
+        yield b""
+
+    stream = EventStream(away(), ping=60, sep="\n", send_timeout=30)
+    with pytest.raises(Unavailable):
+        await stream(SCOPE, connection.receive, connection.send)
+    assert connection.sent == []
+    assert await others() == set()
+
+
+@pytest.mark.spec("11.5", "17.2")
+async def test_a_reader_has_its_place_before_the_answer_begins_and_leaves_when_nobody_takes_that() -> None:
+    connection = Connection()
+    entered = asyncio.Event()
+
+    async def frames() -> AsyncGenerator[bytes]:
+        entered.set()
+        try:
+            yield b"retry: 1000\n\n"
+        finally:
+            connection.closed = True
+
+    async def stuck(_message: Any) -> None:  # behind another answer that the client does not read
+        await asyncio.Event().wait()
+
+    stream = EventStream(frames(), ping=60, sep="\n", send_timeout=0.05)
+    running = asyncio.create_task(stream(SCOPE, connection.receive, stuck))
+    async with asyncio.timeout(WAIT_S):
+        await entered.wait()
+        connection.gone.set()
+        await running
+    assert connection.closed
+    assert await others() == set()
+
+
+@pytest.mark.spec("11.3")
 @pytest.mark.case("B148")
 async def test_pings_come_while_nothing_happens_and_stop_with_the_stream() -> None:
     connection = Connection()
