@@ -136,11 +136,11 @@ class Retaining:
                 await self._step(row, rows_after=after, rows_upto=found[-1])
                 after = found[-1]
             await self._step(row, before=before, tasks_before=tasks_before)
-        self._journal.recent.forget(row["id"])
         return int(reached - row["upto"])
 
     async def _step(self, row: Row, **asked: int) -> None:
         begun = asyncio.get_running_loop().time()
         values = {"tenant_id": row["tenant_id"], "session_id": row["id"], **asked}
         await self._journal.write_aside(Write(table=TABLE, values=values, key=("session_id",)), WITHIN_S)
+        self._journal.recent.forget(row["id"])  # whatever becomes of the next step
         await asyncio.sleep(asyncio.get_running_loop().time() - begun)  # half of the time belongs to everybody else

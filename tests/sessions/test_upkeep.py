@@ -323,6 +323,22 @@ async def test_retention_removes_the_old_and_a_session_that_fails_does_not_stop_
         assert await seqs(room, talks[0]) == [123, 124]
 
 
+@pytest.mark.spec("12.5", "11.3")
+async def test_memory_does_not_say_what_the_log_forgot_before_it_came_to_a_fault(tmp_path: Path) -> None:
+    async with writing(tmp_path) as room:
+        talk = room.begin()
+        say(talk, *["words"] * 150)
+        ended(talk)
+        await room.journal.flush()
+        with writing_connection(room.database.location, "OFF", 1000) as connection, connection.begin():
+            spoiled = {"id": talk.session.id}
+            connection.execute(text("UPDATE events SET envelope = data WHERE session_id = :id AND seq = 120"), spoiled)
+        assert room.journal.recent.after(talk.session.id, 0, 3) is not None
+        assert await retaining(room, hours=24, ago_h=25).round() == 0
+        assert (await seqs(room, talk))[0] == 101
+        assert room.journal.recent.after(talk.session.id, 0, 3) is None
+
+
 class Failing(SqlRetentionStore):
     """Fails while `wrong` says so; once somebody asked what is due, the session gets work again."""
 
