@@ -407,10 +407,13 @@ class Journal:
     def _stir(self) -> None:
         """Begin a batch `linger` after the first fact of a quiet moment."""
         if not self._busy and self._timer is None:
+            self._urgent = False
             self._timer = self._loop.call_later(self._linger, self._begin)
 
     def _hurry(self) -> None:
         """Somebody waits: begin as soon as the writer is free."""
+        if self._urgent and self._timer is not None:
+            return  # it is about to: whoever comes in the meantime must not put it off
         self._urgent = True
         if not self._busy:
             if self._timer is not None:

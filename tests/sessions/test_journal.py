@@ -193,6 +193,19 @@ async def test_loops_pause_while_too_much_waits_and_go_on_when_it_is_written(tmp
         assert room.journal.waiting_bytes <= 20_000
 
 
+@pytest.mark.spec("12.3")
+async def test_whoever_comes_to_wait_does_not_put_off_those_who_wait(tmp_path: Path) -> None:
+    async with writing(tmp_path) as room:
+        first, more = asyncio.create_task(room.journal.committed(room.begin().record())), []
+        for _ in range(20_000):
+            more.append(asyncio.create_task(room.journal.settle()))
+            await asyncio.sleep(0)
+            if first.done():
+                break
+        assert first.done(), "one after the other has put it off"
+        await asyncio.gather(*more)
+
+
 async def test_a_waiter_that_is_cancelled_disturbs_nobody(tmp_path: Path) -> None:
     async with writing(tmp_path) as room:
         talk = room.begin()
