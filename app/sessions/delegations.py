@@ -226,6 +226,7 @@ class Delegations:
         self.check(delegated)
         shown = await self.get(tenant, ended.handoff_id)
         if shown["ended_at"] is None:
+            self._journal.need_whole(delegated.session.id)  # it has ended, and that cannot be stored
             raise Unavailable(
                 f"the service is stopping: the delegation goes on, GET /v1/delegations/{ended.handoff_id} shows what "
                 "comes of it",

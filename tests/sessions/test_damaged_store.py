@@ -11,10 +11,11 @@ from app.agent.events import Event, Write
 from app.sessions import journal as journal_module
 from app.sessions.ports import Rejected
 from app.sessions.waiting import EVENT_BYTES
-from tests.plan import task
+from tests.agent.probes import Stage
+from tests.plan import call, task
 from tests.sessions.asking import LOOK
 from tests.sessions.writers import Unreliable, Wrapped, writing
-from tests.world import WAIT_S, world
+from tests.world import WAIT_S, World, world
 
 MAX_BYTES = 200_000
 
@@ -41,6 +42,14 @@ class Wrapping(Wrapped):
     def __call__(self, real: object) -> Damaged:  # type: ignore[override]
         self.writer = Damaged(real)  # type: ignore[arg-type]
         return self.writer
+
+
+async def mended(w: World, damaged: Damaged) -> None:
+    """Let the store take everything again, and wait until it has."""
+    damaged.broken = ""
+    async with asyncio.timeout(WAIT_S):
+        while w.journal.damage is not None:
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.spec("11.1", "11.2", "12.3")
@@ -154,3 +163,22 @@ async def test_nothing_is_begun_in_a_session_that_cannot_be_stored_and_others_go
             assert refused.value.retry_after_s > 1
         assert (await w.finished(await w.turn(whole, task(LOOK, "end"))))["output"] == "end"
         held.writer.broken = ""
+
+
+@pytest.mark.spec("12.3", "14.9")
+async def test_a_delegation_whose_end_cannot_be_stored_is_answered_with_the_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    stage, held = Stage(), Wrapping()
+    async with world(tmp_path, tools=stage.tools, wrap=held) as w:
+        delegated = await w.delegate(task({"calls": [call("hold", key="x")]}, "end"))
+        await stage.reached("+x")
+        assert isinstance(held.writer, Damaged)
+        held.writer.broken = delegated.session.id
+        stage.open("x")
+        with pytest.raises(Unavailable, match="damaged where session") as refused:
+            await w.delegations.result(w.tenant, delegated)
+        assert refused.value.code == "store_damaged"
+        await mended(w, held.writer)
+        assert (await w.delegations.result(w.tenant, delegated))["output"] == "end"
