@@ -484,6 +484,7 @@ class Sessions:
             row = await self._run_row(tenant, run_id)  # raises for an unknown one
             await self.gate(row["session_id"])  # one in the air must not wait for the store
             await self._check_taken_up(tenant, run_id)
+            found = self._supervisor.find(run_id)
         ended = await self._supervisor.cancel(run_id)
         await self._journal.flush(TAKE_S, of=None if found is None else found.run.session_id)
         row = await self._run_row(tenant, run_id)

@@ -182,3 +182,21 @@ async def test_a_delegation_whose_end_cannot_be_stored_is_answered_with_the_dama
         assert refused.value.code == "store_damaged"
         await mended(w, held.writer)
         assert (await w.delegations.result(w.tenant, delegated))["output"] == "end"
+
+
+@pytest.mark.spec("12.3", "14.8")
+async def test_a_cancel_that_cannot_be_stored_is_not_answered_as_done_for_a_run_that_was_just_taken_up_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    stage, held = Stage(), Wrapping()
+    async with world(tmp_path, tools=stage.tools, wrap=held) as w:
+        run = await w.run(task({"calls": [call("hold", key="x")]}, "never"))
+        await stage.reached("+x")
+        assert isinstance(held.writer, Damaged)
+        held.writer.broken = run.session_id
+        find, earlier = w.supervisor.find, iter([None])
+        monkeypatch.setattr(w.supervisor, "find", lambda run_id: next(earlier, find(run_id)))
+        with pytest.raises(Unavailable, match="damaged"):
+            await w.sessions.cancel(w.tenant, run.id)
+        await mended(w, held.writer)
