@@ -196,6 +196,19 @@ class Journal:
                 retry_after_s=60,
             )
 
+    def need_place(self) -> None:
+        """Raises `Unavailable` while the store is broken where new sessions go and enough of them wait for it already:
+        each would be one more."""
+        if not self._waiting.damaged_full:
+            return
+        for session_id, reason in self._waiting.damaged.items():
+            if not self._streams[session_id].stored:
+                raise Unavailable(
+                    f"the store is damaged where new sessions are kept: {reason}; none is begun",
+                    code="store_damaged",
+                    retry_after_s=60,
+                )
+
     def need_room(self) -> None:
         """Raises `Unavailable` while too much waits to be written already."""
         if self._waiting.full:

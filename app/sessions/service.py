@@ -122,8 +122,9 @@ class Sessions:
 
     def draft(self, tenant: str, given: SessionInput, *, lead: bool = True) -> Session:
         """The session that a request describes, not yet recorded: everything that can be refused is refused here.
-        `lead` False: without a lead agent unless one is named."""
+        `lead` False: without a lead agent unless one is named. Raises `Unavailable` where new ones cannot be kept."""
         self.check_open()
+        self._journal.need_place()
         agent = given.agent or (self._defaults.agent if lead else None)
         session = self._opening.new(tenant, given, agent)
         if agent is not None:

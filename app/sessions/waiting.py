@@ -68,6 +68,11 @@ class Waiting:
         return self._bytes > self._max_bytes
 
     @property
+    def damaged_full(self) -> bool:
+        """Whether too much waits of sessions that cannot be stored."""
+        return self._damaged_bytes * DAMAGED_PART > self._max_bytes
+
+    @property
     def damaged(self) -> Mapping[str, str]:
         """The sessions for which the store is damaged, and the reason; the first comes first."""
         return self._damaged
@@ -192,7 +197,7 @@ class Waiting:
         """See `Recorder.room`. Sessions for which the store is damaged have a smaller room of their own."""
         while True:
             damaged = session_id in self._damaged
-            full = self._damaged_bytes * DAMAGED_PART > self._max_bytes if damaged else self.full
+            full = self.damaged_full if damaged else self.full
             if not (full or self._paused):
                 return
             waiter = self._loop.create_future()

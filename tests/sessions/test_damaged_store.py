@@ -9,7 +9,7 @@ import pytest
 from app.agent.errors import Unavailable
 from app.agent.events import Event, Write
 from app.sessions import journal as journal_module
-from app.sessions.ports import Rejected
+from app.sessions.ports import EventWriter, Rejected
 from app.sessions.waiting import EVENT_BYTES
 from tests.agent.probes import Stage
 from tests.plan import call, task
@@ -33,6 +33,24 @@ class Damaged(Unreliable):
         if not any(event.seq == self.first for event in lost):
             lost = []
         rejected = super().write([event for event in batch if event not in lost], writes)
+        return [*rejected, *(Rejected(reason="malformed", event=event, damaged=True) for event in lost)]
+
+
+class NoPlace(Unreliable):
+    """`closed`: there is no place for new sessions."""
+
+    closed = False
+
+    def __init__(self, real: EventWriter) -> None:
+        super().__init__(real)
+        self.homeless: set[str] = set()
+
+    def write(self, batch: Sequence[Event], writes: Sequence[Write] = ()) -> Sequence[Rejected]:
+        """See `EventWriter.write`."""
+        self.homeless |= {event.session_id for event in batch if event.seq == 1}
+        lost = [event for event in batch if self.closed and event.session_id in self.homeless]
+        rejected = super().write([event for event in batch if event not in lost], writes)
+        self.homeless &= {event.session_id for event in lost}
         return [*rejected, *(Rejected(reason="malformed", event=event, damaged=True) for event in lost)]
 
 
@@ -200,3 +218,33 @@ async def test_a_cancel_that_cannot_be_stored_is_not_answered_as_done_for_a_run_
         with pytest.raises(Unavailable, match="damaged"):
             await w.sessions.cancel(w.tenant, run.id)
         await mended(w, held.writer)
+
+
+@pytest.mark.spec("12.3", "14.1", "14.7")
+async def test_new_sessions_are_refused_where_none_can_be_stored_before_they_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    writers: list[NoPlace] = []
+
+    def wrap(real: EventWriter) -> NoPlace:
+        writers.append(NoPlace(real))
+        return writers[0]
+
+    async with world(tmp_path, wrap=wrap, max_bytes=MAX_BYTES) as w:
+        old = await w.session()
+        writers[0].closed = True
+        for _ in range(MAX_BYTES // EVENT_BYTES):
+            with pytest.raises(Unavailable, match="damaged where"):
+                await w.run(task(LOOK, "end"), title="x" * 1_000)
+        with pytest.raises(Unavailable, match="where new sessions are kept"):
+            await w.session()
+        assert w.journal.waiting_bytes < MAX_BYTES
+        with pytest.raises(Unavailable, match="where new sessions are kept"):
+            await w.delegate(task("end"))
+        assert (await w.finished(await w.turn(old, task(LOOK, "end"))))["output"] == "end"
+        writers[0].closed = False
+        async with asyncio.timeout(WAIT_S):
+            while w.journal.damage is not None:
+                await asyncio.sleep(0.001)
+        assert (await w.finished(await w.run(task(LOOK, "end"))))["output"] == "end"
