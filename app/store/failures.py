@@ -18,7 +18,6 @@ _SQLITE_PASSING = frozenset(
     {
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
         sqlite3.SQLITE_READONLY,
         sqlite3.SQLITE_INTERRUPT,
         sqlite3.SQLITE_IOERR,
@@ -36,7 +35,7 @@ _POSTGRES_PASSING = ("08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX")
 
 def is_transient(problem: BaseException) -> bool:
     """Whether the same statements may succeed later without any change to them."""
-    if isinstance(problem, TransientStoreError | PoolTimeout):
+    if isinstance(problem, TransientStoreError | PoolTimeout | MemoryError):  # sqlite3 raises the last for `NOMEM`
         return True
     if not isinstance(problem, DBAPIError):
         return False

@@ -81,7 +81,7 @@ class Reader:
                     raise
             # it was lost while nobody used it, and so were the others of the pool: this one is new
             return await self._fetch_once(statement, parameters)
-        except (DBAPIError, PoolTimeout) as problem:
+        except (DBAPIError, PoolTimeout, MemoryError) as problem:
             if not is_transient(problem):
                 raise
             told = transient(problem, "the store cannot be read at the moment")

@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +126,37 @@ def test_a_store_that_takes_no_writes_is_tried_again_later(file: Path, pragma: s
     broken[0] = False
     assert list(writer.write(batch)) == []
     writer.close()
+
+
+WITH_LITTLE_MEMORY = """
+import sys
+from app.sessions.ports import TransientStoreError
+from app.store.database import Database
+from app.store.writer import SqlWriter
+from tests.store.facts import Facts, replaced
+
+database = Database(sys.argv[1])
+
+def connect():
+    connection = database._connect()
+    connection.exec_driver_sql("PRAGMA hard_heap_limit=1000000")
+    connection.commit()
+    return connection
+
+facts = Facts(session_id="ses_large")
+try:
+    print(SqlWriter(connect, replaced).write([facts.created(), facts.queued(facts.run(), "x" * 3_000_000)]))
+except TransientStoreError as error:
+    print("again:", error)
+"""
+
+
+@pytest.mark.spec("12.3")
+async def test_memory_that_sqlite_cannot_have_costs_no_event(sqlite_store: Store) -> None:
+    asked = [sys.executable, "-c", WITH_LITTLE_MEMORY, str(sqlite_store.database.location.path)]
+    told = await asyncio.to_thread(subprocess.run, asked, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("again: the store takes no writes"), told.stdout
+    assert await sqlite_store.log.head("default", "ses_large") is None
 
 
 @pytest.mark.postgres
