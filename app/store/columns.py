@@ -22,6 +22,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeDecorator
 
+from app.store.failures import Unreadable
+
 
 class Json(TypeDecorator[Any]):
     """A JSON value as text: the same on every database, and text that JSONB refuses (escaped NUL) is no trouble."""
@@ -33,7 +35,10 @@ class Json(TypeDecorator[Any]):
         return None if value is None else msgspec.json.encode(value).decode()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return None if value is None else msgspec.json.decode(value)
+        try:
+            return None if value is None else msgspec.json.decode(value)
+        except (msgspec.MsgspecError, TypeError) as problem:
+            raise Unreadable("a text in it is not the JSON that it was") from problem
 
 
 metadata = MetaData(naming_convention={"pk": "pk_%(table_name)s"})

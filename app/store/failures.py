@@ -33,9 +33,16 @@ _SQLITE_PASSING = frozenset(
 _POSTGRES_PASSING = ("08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX")
 
 
+class Unreadable(Exception):
+    """What was read is nothing that this service writes there: the database gives it without a word, and it is damaged
+    all the same."""
+
+
 def is_transient(problem: BaseException) -> bool:
     """Whether the same statements may succeed later without any change to them."""
     if isinstance(problem, TransientStoreError | PoolTimeout | MemoryError):  # sqlite3 raises the last for `NOMEM`
+        return True
+    if is_damage(problem):
         return True
     if not isinstance(problem, DBAPIError):
         return False
@@ -53,9 +60,13 @@ def is_transient(problem: BaseException) -> bool:
 
 
 def is_damage(problem: BaseException | None) -> bool:
-    """Whether the database itself says that what it has stored is broken."""
+    """Whether what the database has stored is broken, as it says itself or as can be seen."""
+    if isinstance(problem, Unreadable):
+        return True
     if not isinstance(problem, DBAPIError):
         return False
+    if _is_no_text(problem):
+        return True
     code = getattr(problem.orig, "sqlite_errorcode", None)
     if code is not None:
         return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -68,8 +79,17 @@ def is_index_damage(problem: BaseException | None) -> bool:
     return code == sqlite3.SQLITE_CORRUPT_VTAB
 
 
+def _is_no_text(problem: DBAPIError) -> bool:
+    """Whether it is a text that is no UTF-8: of what sqlite3 raises here that alone does not come from SQLite."""
+    original = problem.orig
+    told = isinstance(original, sqlite3.OperationalError) and not problem.connection_invalidated
+    return told and getattr(original, "sqlite_errorcode", None) is None
+
+
 def reason(problem: BaseException) -> str:
     """The error in one short line, without statement and parameters: those hold what people wrote."""
+    if isinstance(problem, DBAPIError) and _is_no_text(problem):
+        return "a text in it is not UTF-8"  # the error would show it
     original = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem
     text = " ".join(str(original).split()) or type(original).__name__
     return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"

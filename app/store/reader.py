@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from app.store.failures import is_damage, is_index_damage, is_transient, transient
+from app.store.failures import Unreadable, is_damage, is_index_damage, is_transient, transient
 from app.store.guard import break_off
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Reader:
                     raise
             # it was lost while nobody used it, and so were the others of the pool: this one is new
             return await self._fetch_once(statement, parameters)
-        except (DBAPIError, PoolTimeout, MemoryError) as problem:
+        except (DBAPIError, PoolTimeout, MemoryError, Unreadable) as problem:
             if not is_transient(problem):
                 raise
             told = transient(problem, "the store cannot be read at the moment")

@@ -227,8 +227,9 @@ _stored_event = select(events.c.envelope, events.c.data_digest).where(
 )
 
 
-def load_head(connection: Connection, key: Key) -> tuple[int, bytes] | None:
-    """The next event number of a session and the hash of its last event; None for an unknown session."""
+def load_head(connection: Connection, key: Key) -> tuple[Any, Any] | None:
+    """The next event number of a session and the hash of its last event, whatever stands there; None for an unknown
+    session."""
     row = connection.execute(_head, {"tenant": key[0], "session": key[1]}).one_or_none()
     return None if row is None else (row.next_seq, row.head_hash)
 

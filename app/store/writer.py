@@ -14,7 +14,7 @@ from app.agent import faults
 from app.agent.events import Event, Write
 from app.sessions.ports import Rejected, Replace, TransientStoreError
 from app.store.chain import START, Head, Heads, digest, link, seal
-from app.store.failures import is_damage, is_transient, reason, transient
+from app.store.failures import Unreadable, is_damage, is_transient, reason, transient
 from app.store.guard import Guard
 from app.store.projection import Key, Projection, Row, blank_session, erases
 from app.store.pruning import prune
@@ -156,9 +156,18 @@ class SqlWriter:
     def _head(self, connection: Connection, key: Key, event: Event) -> Head:
         head = self._staged.get(key) or self._heads.get(key)
         if head is None and (event.seq > 1 or self._doubtful):
-            found = load_head(connection, key)
-            head = Head(*found) if found is not None else None
+            head = self._stored_head(connection, key)
         return head or START
+
+    def _stored_head(self, connection: Connection, key: Key) -> Head | None:
+        """Where a session goes on by its row; None for an unknown one."""
+        found = load_head(connection, key)
+        if found is None:
+            return None
+        next_seq, last_hash = found
+        if not (isinstance(next_seq, int) and next_seq > 0 and isinstance(last_hash, bytes)):
+            raise Unreadable(f"the row of session {key[1]} does not say where its log ends")
+        return Head(next_seq, last_hash)
 
     def _head_columns(self, head: Head) -> Row:
         mac = seal(self._audit_key, head) if self._audit_key else None
@@ -229,8 +238,8 @@ class SqlWriter:
     def _store_one(self, connection: Connection, event: Event) -> Rejected | None:
         """Store an event, or what takes its place."""
         key = (event.tenant, event.session_id)
-        if key not in self._staged and (head := load_head(connection, key)) is not None:
-            self._staged[key] = Head(*head)  # also of a session that seems to be new
+        if key not in self._staged and (head := self._stored_head(connection, key)) is not None:
+            self._staged[key] = head  # also of a session that seems to be new
         place = (key, event.seq)
         found = self._stand_ins.get(place)  # of an earlier try, which may have been committed
         if found is None:

@@ -9,8 +9,9 @@ from sqlalchemy import text
 from app.agent import events as kinds
 from app.agent import faults
 from app.agent.events import Write
+from app.sessions.audit import MessageFilter
 from app.sessions.ports import TransientStoreError
-from app.store.database import Database
+from app.store.database import Database, writing_connection
 from tests.store.conftest import Store
 from tests.store.facts import Facts, replaced
 from tests.store.test_writer import key_row
@@ -110,3 +111,41 @@ async def test_a_bad_row_in_a_batch_that_meets_damage_costs_itself_alone(damaged
     rejected = store.write(created, queued, empty, *late, new.ended(run))
     assert [(item.event, item.damaged) for item in rejected] == [(empty, False), *((event, True) for event in late)]
     assert await store.log.head("default", new.session.id) == new.seq
+
+
+@pytest.mark.spec("12.3", "11.2")
+@pytest.mark.parametrize("change", ["next_seq = 'many'", "next_seq = 0", "head_hash = 'text'"])
+async def test_a_session_row_that_says_what_nobody_wrote_costs_its_own_session_alone(
+    sqlite_store: Store, change: str
+) -> None:
+    store, broken, whole = sqlite_store, Facts(), Facts()
+    store.stored(broken.created(), whole.created())
+    store.writer.close()
+    with writing_connection(store.database.location, "OFF", 1000) as connection, connection.begin():
+        connection.execute(text(f"UPDATE sessions SET {change} WHERE id = :id"), {"id": broken.session.id})
+    store.writer = store.database.writer(replaced)
+    late = [broken.idle(), broken.updated(title="new")]
+    rejected = store.write(*late, whole.idle())
+    assert [(item.event, item.replacement, item.damaged) for item in rejected] == [(e, None, True) for e in late]
+    assert broken.session.id in rejected[0].reason
+    assert await store.log.head("default", whole.session.id) == 2
+
+
+@pytest.mark.spec("12.3", "12.4")
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [("content = CAST(X'7365637265ff74' AS TEXT)", "UTF-8"), ("tool_calls = '[{'", "JSON")],
+)
+async def test_a_text_that_was_damaged_is_told_as_damage_and_not_shown(
+    sqlite_store: Store, change: str, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, facts = sqlite_store, Facts()
+    store.stored(facts.created(), *facts.whole_run(facts.run()))
+    await store.database.check()
+    with writing_connection(store.database.location, "OFF", 1000) as connection, connection.begin():
+        connection.execute(text(f"UPDATE messages SET {change} WHERE role = 'assistant'"))
+    with pytest.raises(TransientStoreError, match=rf"{says}.*docs/operations.md"):
+        await store.audit.messages("default", MessageFilter())
+    with pytest.raises(TransientStoreError, match=says):
+        await store.database.check()
+    assert "secre" not in caplog.text
