@@ -168,7 +168,10 @@ class Chains:
         try:
             return replace(checked, flaw=compare(self._connection, tenant, session_id))
         except DBAPIError as problem:
-            raise _unreadable(problem) from problem
+            if not is_damage(problem):
+                raise _unreadable(problem) from problem
+            told = f"the log is sound, and rows that are made of it cannot be read: {reason(problem)}"
+            return replace(checked, flaw=_flaw(checked.removed + 1, told))
 
     def _head(self, tenant: str, session_id: str) -> _Head | None:
         found = list(self._rows(_one, {"tenant": tenant, "session": session_id}))
@@ -212,6 +215,13 @@ class Chains:
 
     def _begin(self, head: _Head, place: Place) -> tuple[Place, int, Flaw | None]:
         """Where the chain begins, how many events were removed before, and what is wrong with the checkpoint."""
+        try:
+            return self._behind_checkpoint(head, place)
+        except Damaged as problem:
+            told = f"the checkpoint, where the log begins, cannot be read: {problem.message}"
+            return place, 0, _flaw(place.seq + 1, told)
+
+    def _behind_checkpoint(self, head: _Head, place: Place) -> tuple[Place, int, Flaw | None]:
         mine = {"tenant": head.tenant, "session": head.session_id}
         rows = list(self._rows(_point, mine))
         if not rows:

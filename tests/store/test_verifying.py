@@ -14,15 +14,18 @@ from sqlalchemy import Connection, text
 
 from app.agent import events as kinds
 from app.agent.errors import InvalidRequest, NotFound, Unavailable
+from app.agent.events import Write
 from app.sessions.verifying import BEGINNING, Checked, Flaw, Place, Verifying, read_cursor, write_cursor
 from app.store.chain import Head, digest, link, seal
 from app.store.database import Database, looking_connection, writing_connection
-from app.store.location import looking_at
+from app.store.location import locate, looking_at
 from app.store.verifying import PAGE, Chains, SqlChainStore
 from tests.store.conftest import AUDIT_KEY, Store
 from tests.store.facts import Facts, replaced
+from tests.trouble import damage
 
 ALL = 100_000
+MESSAGES = "ix_messages_session"
 
 
 class Log:
@@ -481,6 +484,30 @@ def test_a_connection_that_looks_makes_no_file_and_writes_nothing(file: Path) ->
     with pytest.raises(Exception, match="unable to open"):
         looking_connection(Database(missing).location)
     assert not missing.exists()
+
+
+@pytest.mark.spec("12.5", "16.4")
+@pytest.mark.parametrize(("index", "says"), [("sqlite_autoindex_checkpoints_1", "checkpoint"), (MESSAGES, "rows")])
+def test_a_page_that_cannot_be_read_is_found_in_its_session_and_the_others_are_verified(
+    file: Path, index: str, says: str
+) -> None:
+    writer = Database(file).writer(replaced)
+    stories = sorted((Facts() for _ in range(160)), key=lambda facts: facts.session.id)
+    for facts in stories:
+        writer.write([facts.created(), *facts.whole_run(facts.run())])
+        removed = {"tenant_id": "default", "session_id": facts.session.id, "upto": 3, "created_at": 1}
+        writer.write([], [Write(table="checkpoints", values=removed, key=("session_id",))])
+    writer.close()
+    page = damage.leaves(file, index)[0]
+    damage.destroy(file, page)
+    with closing(looking_connection(locate(file))) as connection:
+        chains = Chains(connection, None)
+        found = [(name, chains.with_rows(tenant, name, checked).flaw) for tenant, name, checked in chains.all()]
+    assert [name for name, _ in found] == [facts.session.id for facts in stories]
+    flaws = [flaw for _, flaw in found]
+    assert flaws[0] is not None
+    assert says in flaws[0].problem
+    assert flaws[-1] is None
 
 
 @pytest.mark.spec("12.5")
