@@ -9,16 +9,18 @@ import hmac
 from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 GENESIS = bytes(32)
 
 
 class Head(NamedTuple):
-    """Where a session's chain goes on: the next number, and the hash of the last event."""
+    """Where a session's chain goes on: the next number, and the hash of the last event. `sealed` False: it was read
+    without the seal that it should have. Nothing that follows is sealed: a seal would vouch for what stands before."""
 
     next_seq: int
     hash: bytes
+    sealed: bool = True
 
 
 START = Head(1, GENESIS)
@@ -37,6 +39,11 @@ def link(previous: bytes, envelope: bytes, data_digest: bytes) -> bytes:
 def seal(key: bytes, head: Head) -> bytes:
     """HMAC-SHA256 over the head's hash and the number of its event (8 bytes, big-endian)."""
     return hmac.digest(key, head.hash + (head.next_seq - 1).to_bytes(8), "sha256")
+
+
+def is_seal(found: Any, right: bytes) -> bool:
+    """Whether what stands in the place of a seal, whatever that is, is this one."""
+    return isinstance(found, bytes) and hmac.compare_digest(found, right)
 
 
 class Checkpoint(NamedTuple):

@@ -4,13 +4,14 @@ Works on the writing connection, inside the transaction of its caller. Only what
 fault in it stays, so that the fault can be named. Which sessions, and up to where, is `retention.py`'s.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from app.store.chain import GENESIS, Checkpoint, digest, link, seal_checkpoint
+from app.store.chain import GENESIS, Checkpoint, digest, is_seal, link, seal_checkpoint
 from app.store.tables import (
     approvals,
     artifacts,
@@ -27,6 +28,8 @@ from app.store.tables import (
     tool_calls,
 )
 from app.store.text_index import forget_messages
+
+log = logging.getLogger(__name__)
 
 STEP, STEP_BYTES = 100, 1 << 20  # events of one transaction: about 10 ms
 
@@ -56,7 +59,7 @@ def prune(connection: Connection, asked: Mapping[str, Any], key: bytes | None) -
             found = _sound(connection, tenant, session_id, last, upto)
             _remove(connection, tenant, session_id, last.upto, upto, closed=closed, own=own)
             point = Checkpoint(upto, found, last.removed + upto - last.upto, asked["created_at"])
-            _keep(connection, tenant, session_id, point, key)
+            _keep(connection, tenant, session_id, point, _key_for_next(connection, tenant, session_id, last, key))
     elif closed and "rows_upto" in asked:
         upto = min(asked["rows_upto"], last.upto)
         _remove_messages(connection, tenant, session_id, asked["rows_after"], upto, own=own)
@@ -192,6 +195,18 @@ def _out_of_context(connection: Connection, tenant: str, memory_id: str) -> Colu
     if (task := (row.shortened or {}).get("task")) is not None:
         kept.append(messages.c.memory_seq != task)
     return and_(messages.c.memory_seq < row.summary_from, *kept)
+
+
+def _key_for_next(
+    connection: Connection, tenant: str, session_id: str, last: Checkpoint, key: bytes | None
+) -> bytes | None:
+    """What the next checkpoint is sealed with: nothing where the last one has not the seal that it should have, since
+    the next would vouch for it."""
+    mac = connection.execute(select(checkpoints.c.mac).where(*_of(checkpoints, tenant, session_id))).one_or_none()
+    if mac is None or key is None or is_seal(mac.mac, seal_checkpoint(key, session_id, last)):
+        return key
+    log.error("the checkpoint of session %s has no seal of this audit.key, and gets none from here on", session_id)
+    return None
 
 
 def _keep(connection: Connection, tenant: str, session_id: str, point: Checkpoint, key: bytes | None) -> None:

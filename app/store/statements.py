@@ -217,7 +217,7 @@ def _part(table: Table, tenant: str, session_id: str, after: int, last: int) -> 
 # ── heads ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-_head = select(sessions.c.next_seq, sessions.c.head_hash).where(
+_head = select(sessions.c.next_seq, sessions.c.head_hash, sessions.c.head_mac).where(
     sessions.c.tenant_id == bindparam("tenant"), sessions.c.id == bindparam("session")
 )
 _stored_event = select(events.c.envelope, events.c.data_digest).where(
@@ -227,11 +227,11 @@ _stored_event = select(events.c.envelope, events.c.data_digest).where(
 )
 
 
-def load_head(connection: Connection, key: Key) -> tuple[Any, Any] | None:
-    """The next event number of a session and the hash of its last event, whatever stands there; None for an unknown
-    session."""
+def load_head(connection: Connection, key: Key) -> tuple[Any, Any, Any] | None:
+    """The next event number of a session, the hash of its last event and the seal of both, whatever stands there; None
+    for an unknown session."""
     row = connection.execute(_head, {"tenant": key[0], "session": key[1]}).one_or_none()
-    return None if row is None else (row.next_seq, row.head_hash)
+    return None if row is None else (row.next_seq, row.head_hash, row.head_mac)
 
 
 def is_stored(connection: Connection, key: Key, seq: int, envelope: bytes, digest: bytes) -> bool:

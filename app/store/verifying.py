@@ -4,7 +4,6 @@ Synchronous, on a connection of its own that can only read, with raw rows: what 
 named. A page is one short statement, so that neither memory nor a transaction grows with a session.
 """
 
-import hmac
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app.agent.errors import Unavailable
 from app.sessions.verifying import BEGINNING, Checked, Flaw, Place
-from app.store.chain import Checkpoint, Head, seal, seal_checkpoint
+from app.store.chain import Checkpoint, Head, is_seal, seal, seal_checkpoint
 from app.store.comparing import compare
 from app.store.failures import is_damage, reason, transient
 from app.store.links import GONE, UNEXPLAINED, Row, problem_of, says_deleted
@@ -244,7 +243,7 @@ class Chains:
             return None
         if mac is None:
             return _flaw(point.upto, "the checkpoint has no seal: written without audit.key, or that was taken away")
-        if isinstance(mac, bytes) and hmac.compare_digest(seal_checkpoint(self._key, session_id, point), mac):
+        if is_seal(mac, seal_checkpoint(self._key, session_id, point)):
             return None
         return _flaw(point.upto, "the seal of the checkpoint is not of this audit.key: it was changed, or forged")
 
@@ -294,8 +293,7 @@ class Chains:
             return None
         if head.mac is None:
             return _flaw(last, "the head has no seal: it was written without audit.key, or the seal was taken away")
-        right = seal(self._key, Head(head.next_seq, head.hash))
-        if not (isinstance(head.mac, bytes) and hmac.compare_digest(right, head.mac)):
+        if not is_seal(head.mac, seal(self._key, Head(head.next_seq, head.hash))):
             return _flaw(last, "the seal of the head is not of this audit.key: forged, or sealed with another key")
         return None
 

@@ -3,6 +3,7 @@
 Runs in the journal's writer thread on its own synchronous connection. Knows neither the queue nor the bus.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -13,12 +14,14 @@ from sqlalchemy import Connection
 from app.agent import faults
 from app.agent.events import Event, Write
 from app.sessions.ports import Rejected, Replace, TransientStoreError
-from app.store.chain import START, Head, Heads, digest, link, seal
+from app.store.chain import START, Head, Heads, digest, is_seal, link, seal
 from app.store.failures import Unreadable, is_damage, is_transient, reason, transient
 from app.store.guard import Guard
 from app.store.projection import Key, Projection, Row, blank_session, erases
 from app.store.pruning import prune
 from app.store.statements import has_write, is_stored, load_head, store_rows, store_write
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -140,7 +143,7 @@ class SqlWriter:
                 self._refuse_unless_stored(connection, event, head, data_digest)
                 continue
             event_hash = link(head.hash, event.envelope, data_digest)
-            heads[key] = Head(event.seq + 1, event_hash)
+            heads[key] = Head(event.seq + 1, event_hash, head.sealed)
             event_rows.append(_event_row(event, data_digest, event_hash))
             rows.add(event)
             if event.seq == 1 and key not in rows.sessions:
@@ -164,13 +167,17 @@ class SqlWriter:
         found = load_head(connection, key)
         if found is None:
             return None
-        next_seq, last_hash = found
+        next_seq, last_hash, mac = found
         if not (isinstance(next_seq, int) and next_seq > 0 and isinstance(last_hash, bytes)):
             raise Unreadable(f"the row of session {key[1]} does not say where its log ends")
-        return Head(next_seq, last_hash)
+        head = Head(next_seq, last_hash)
+        if self._audit_key is None or is_seal(mac, seal(self._audit_key, head)):
+            return head
+        log.error("the head of session %s has no seal of this audit.key, and gets none from here on", key[1])
+        return head._replace(sealed=False)
 
     def _head_columns(self, head: Head) -> Row:
-        mac = seal(self._audit_key, head) if self._audit_key else None
+        mac = seal(self._audit_key, head) if self._audit_key and head.sealed else None
         return {"next_seq": head.next_seq, "head_hash": head.hash, "head_mac": mac}
 
     def _refuse_unless_stored(self, connection: Connection, event: Event, head: Head, data_digest: bytes) -> None:

@@ -155,6 +155,11 @@ async def test_a_front_that_was_cut_by_hand_with_a_checkpoint_of_its_own_is_foun
     flaw = check(store, facts).flaw
     assert flaw is not None
     assert "the seal of the checkpoint" in flaw.problem
+    pruned(store, facts, 20)
+    assert check(store, facts, None).removed == 20
+    flaw = check(store, facts).flaw
+    assert flaw is not None, "the service has sealed what others made"
+    assert "the checkpoint has no seal" in flaw.problem
 
 
 @pytest.mark.spec("12.5")

@@ -242,6 +242,20 @@ async def test_a_forged_tail_with_right_hashes_is_found_with_the_key_and_not_wit
 
 
 @pytest.mark.spec("12.5")
+@pytest.mark.parametrize("keep_mac", [True, False], ids=["old seal", "other seal"])
+async def test_the_service_seals_nothing_behind_a_forged_tail(log: Log, keep_mac: bool) -> None:
+    forge(log, 10, keep_mac)
+    for _ in range(2):  # behind a row that says nothing of a seal, too
+        log.store.writer.close()
+        log.store.writer = log.store.database.writer(replaced, audit_key=AUDIT_KEY)
+        log.store.stored(log.facts.idle())
+        assert log.is_sound(None)
+        number, problem = log.found(AUDIT_KEY)
+        assert number == log.last
+        assert "seal" in problem
+
+
+@pytest.mark.spec("12.5")
 async def test_data_of_another_kind_is_named_and_breaks_nothing(log: Log) -> None:
     if log.store.database.location.path is None:
         pytest.skip("PostgreSQL keeps the kinds of its columns")
