@@ -6,7 +6,7 @@ Rows are dictionaries by column name, JSON decoded, times in µs.
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, func, or_, select, true, tuple_
 
 from app.agent.messages import NO_USAGE, Usage
 from app.agent.runs import SessionCounters
@@ -101,17 +101,14 @@ _untold = (
     .join(runs, and_(runs.c.tenant_id == notices.c.tenant_id, runs.c.id == notices.c.run_id), isouter=True)
     .where(*_of_session(notices), notices.c.status == "pending")
 )
-_untold_tasks = (  # a task that is told of keeps its notice, told or not
+# A task that is told of keeps its notice, told or not. All of these at once: a session has many, and no index for one.
+_told_tasks = select(notices.c.tenant_id, notices.c.handoff_id).where(notices.c.handoff_id.is_not(None))
+_untold_tasks = (
     select(handoffs.c.tenant_id, handoffs.c.session_id, handoffs.c.id)
     .join(sessions, and_(sessions.c.tenant_id == handoffs.c.tenant_id, sessions.c.id == handoffs.c.session_id))
     .where(handoffs.c.background.is_(true()), handoffs.c.run_id.is_not(None), handoffs.c.ended_at.is_not(None))
     .where(sessions.c.closed_at.is_(None), sessions.c.erased_at.is_(None))
-    .where(
-        ~select(notices.c.id)
-        .where(notices.c.tenant_id == handoffs.c.tenant_id, notices.c.session_id == handoffs.c.session_id)
-        .where(notices.c.handoff_id == handoffs.c.id)
-        .exists()
-    )
+    .where(tuple_(handoffs.c.tenant_id, handoffs.c.id).not_in(_told_tasks))
 )
 
 

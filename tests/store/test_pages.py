@@ -363,6 +363,7 @@ RARE = {
     "_last",
     "_open_handoffs",
     "_open_runs",
+    "_told_tasks",
     "_untold_tasks",
     "_every",
     "_one",
@@ -384,6 +385,7 @@ def test_every_other_read_searches_an_index(library: sqlite3.Connection) -> None
     assert seen >= 15
     for table, statement in (("runs", runs._open_runs), ("handoffs", runs._open_handoffs)):
         assert f"SCAN {table} USING INDEX ix_{table}_open" in plan(library, statement, {})
+    assert "CORRELATED" not in plan(library, runs._untold_tasks, {}), "the notices of a session are read for each task"
 
 
 @pytest.mark.spec("9.2", "12.4")
