@@ -21,7 +21,7 @@ from app.agent.ids import now_us
 from app.agent.runs import Run
 from app.masking import StreamMasker, ValueMasker
 from app.sessions.along import accompanied
-from app.sessions.ports import EventWriter, Rejected
+from app.sessions.ports import DAMAGED, EventWriter, Rejected
 from app.sessions.recent import Recent
 from app.sessions.waiting import Item, Row, Waiting, settle
 from app.sessions.writing import Outcome, WriterThread
@@ -192,7 +192,7 @@ class Journal:
         if reason is not None:
             raise Unavailable(
                 f"the store is damaged where session {session_id} is kept: {reason}",
-                code="store_damaged",
+                code=DAMAGED,
                 retry_after_s=60,
             )
 
@@ -205,7 +205,7 @@ class Journal:
             if not self._streams[session_id].stored:
                 raise Unavailable(
                     f"the store is damaged where new sessions are kept: {reason}; none is begun",
-                    code="store_damaged",
+                    code=DAMAGED,
                     retry_after_s=60,
                 )
 
@@ -568,7 +568,7 @@ class Journal:
                 if item.write is not None:
                     refused[id(item.write)] = Unavailable(
                         f"the store is damaged where this belongs: {item.reason}",
-                        code="store_damaged",
+                        code=DAMAGED,
                         retry_after_s=60,
                     )
                 continue

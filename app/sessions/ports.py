@@ -10,6 +10,8 @@ from typing import Protocol
 from app.agent.errors import Unavailable
 from app.agent.events import Event, Write
 
+DAMAGED = "store_damaged"  # the code of errors that do not pass until somebody mends the store
+
 
 class TransientStoreError(Unavailable):
     """The store is away for now (locked, disk full, read-only, connection lost). Nothing of the batch was stored,

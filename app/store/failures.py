@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from app.sessions.ports import TransientStoreError
+from app.sessions.ports import DAMAGED, TransientStoreError
 
 REPAIR = "the file of the database is damaged: docs/operations.md says how it is looked at and replaced"
 MAX_REASON = 300  # characters: the reason stands in an event that clients see
@@ -97,5 +97,7 @@ def reason(problem: BaseException) -> str:
 
 def transient(problem: BaseException, what: str) -> TransientStoreError:
     """The error that callers see while the store is away."""
-    todo = f"; {REPAIR}" if is_damage(problem) and not is_index_damage(problem) else ""
-    return TransientStoreError(f"{what}: {reason(problem)}{todo}")
+    told = f"{what}: {reason(problem)}"
+    if is_damage(problem) and not is_index_damage(problem):
+        return TransientStoreError(f"{told}; {REPAIR}", code=DAMAGED, retry_after_s=60)
+    return TransientStoreError(told)

@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from app.sessions.ports import TransientStoreError
 from app.store.failures import Unreadable, is_damage, is_index_damage, is_transient, transient
 from app.store.guard import break_off
 
@@ -88,10 +89,19 @@ class Reader:
             if is_index_damage(problem):
                 self.index_damaged = True
             elif is_damage(problem):
-                if self.damage is None:
-                    log.error("%s", told)
-                self._damage = asyncio.get_running_loop().time(), told.message
+                self._met(told)
             raise told from problem
+
+    def unreadable(self, what: str) -> TransientStoreError:
+        """The error that says of something which was read that it is not what was written."""
+        told = transient(Unreadable(what), "the store cannot be read at the moment")
+        self._met(told)
+        return told
+
+    def _met(self, told: TransientStoreError) -> None:
+        if self.damage is None:
+            log.error("%s", told)
+        self._damage = asyncio.get_running_loop().time(), told.message
 
     async def _fetch_once(self, statement: Executable, parameters: Mapping[str, Any] | None) -> Fetched:
         async with self._engine.connect() as connection:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, bindparam, except_, func, make_url, select, t
 from sqlalchemy.exc import DBAPIError
 
 from app.agent.errors import Unavailable
+from app.sessions.ports import DAMAGED
 from app.sessions.verifying import BEGINNING, Checked, Flaw, Place
 from app.store.chain import Checkpoint, Head, is_seal, seal, seal_checkpoint
 from app.store.comparing import compare
@@ -88,7 +89,7 @@ class _Head(NamedTuple):
 class Damaged(Unavailable):
     """The database cannot read what it has stored."""
 
-    code = "store_damaged"
+    code = DAMAGED
 
 
 class SqlChainStore:

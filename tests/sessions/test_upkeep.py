@@ -310,7 +310,7 @@ async def test_retention_removes_the_old_and_a_session_that_fails_does_not_stop_
         await room.journal.flush()
         with writing_connection(room.database.location, "OFF", 1000) as connection, connection.begin():
             spoiled = {"id": talks[1].session.id}
-            connection.execute(text("UPDATE events SET envelope = data WHERE session_id = :id AND seq = 9"), spoiled)
+            connection.execute(text("UPDATE events SET hash = data_digest WHERE session_id = :id AND seq = 9"), spoiled)
         assert await retaining(room, hours=24, ago_h=23).round() == 0
         assert room.journal.recent.after(talks[0].session.id, 0, 3) is not None
         assert await retaining(room, hours=24, ago_h=25).round() == 2 * 122
@@ -332,7 +332,9 @@ async def test_memory_does_not_say_what_the_log_forgot_before_it_came_to_a_fault
         await room.journal.flush()
         with writing_connection(room.database.location, "OFF", 1000) as connection, connection.begin():
             spoiled = {"id": talk.session.id}
-            connection.execute(text("UPDATE events SET envelope = data WHERE session_id = :id AND seq = 120"), spoiled)
+            connection.execute(
+                text("UPDATE events SET hash = data_digest WHERE session_id = :id AND seq = 120"), spoiled
+            )
         assert room.journal.recent.after(talk.session.id, 0, 3) is not None
         assert await retaining(room, hours=24, ago_h=25).round() == 0
         assert (await seqs(room, talk))[0] == 101

@@ -11,6 +11,7 @@ from app.agent import faults
 from app.agent.events import Write
 from app.sessions.audit import MessageFilter
 from app.sessions.ports import TransientStoreError
+from app.store import events as events_module
 from app.store.database import Database, writing_connection
 from tests.store.conftest import Store
 from tests.store.facts import Facts, replaced
@@ -149,3 +150,32 @@ async def test_a_text_that_was_damaged_is_told_as_damage_and_not_shown(
     with pytest.raises(TransientStoreError, match=says):
         await store.database.check()
     assert "secre" not in caplog.text
+
+
+@pytest.mark.spec("11.2", "12.3")
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "data = X'7b7d'",
+        "data = 'text'",
+        "data_digest = X'00'",
+        "envelope = X'7b'",
+        "envelope = CAST(replace(CAST(envelope AS TEXT), 'lead', CAST(X'6cff6164' AS TEXT)) AS BLOB)",
+    ],
+)
+async def test_an_event_that_is_not_what_was_written_is_shown_to_nobody(
+    sqlite_store: Store, monkeypatch: pytest.MonkeyPatch, change: str, large: bool
+) -> None:
+    store, facts = sqlite_store, Facts()
+    store.stored(facts.created(), *facts.whole_run(facts.run()))
+    monkeypatch.setattr(events_module, "AT_ONCE", 0 if large else events_module.AT_ONCE)
+    assert len(await store.log.page("default", facts.session.id, after=0)) == facts.seq
+    with writing_connection(store.database.location, "OFF", 1000) as connection, connection.begin():
+        connection.execute(text(f"UPDATE events SET {change} WHERE seq = 4"))
+    assert len(await store.log.page("default", facts.session.id, after=0, upto=3)) == 3
+    for _ in range(2):
+        with pytest.raises(TransientStoreError, match=f"event 4 of session {facts.session.id}.*docs/operations.md"):
+            await store.log.page("default", facts.session.id, after=0)
+        with pytest.raises(TransientStoreError, match="event 4"):
+            await store.database.check()
