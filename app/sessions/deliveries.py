@@ -17,6 +17,7 @@ from app.agent.errors import Unavailable
 from app.agent.events import Write
 from app.agent.ids import now_us
 from app.sessions.journal import Journal
+from app.sessions.ports import DAMAGED
 from app.wire import event_json
 
 log = logging.getLogger(__name__)
@@ -218,7 +219,12 @@ class Deliveries:
     async def _body(self, row: Row) -> bytes | None:
         """The event as streams show it, from the log."""
         seq = row["event_seq"]
-        page = await self._journal.log.page(row["tenant_id"], row["session_id"], after=seq - 1, upto=seq, limit=1)
+        try:
+            page = await self._journal.log.page(row["tenant_id"], row["session_id"], after=seq - 1, upto=seq, limit=1)
+        except Unavailable as error:
+            if error.code != DAMAGED:
+                raise
+            raise SendFailed("its event cannot be read: the store is damaged there") from error  # others have a turn
         return event_json(page[0].envelope, page[0].data) if page else None
 
     async def _tried(self, row: Row, tries: int) -> tuple[str, str | None, float]:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import text
 
 from app.agent.events import Write
 from app.agent.ids import now_us
 from app.sessions.deliveries import PAGE, Heard, Retries, SendFailed
 from app.sessions.webhooks import Webhooks
+from app.store.database import writing_connection
 from app.store.webhooks import SqlWebhookStore
 from tests.sessions.writers import Room, writing
 from tests.world import WAIT_S
@@ -137,6 +139,22 @@ async def test_what_cannot_be_sent_is_tried_again_and_holds_up_nothing_else(
     assert [each["status"] for each in rows if each] == ["delivered", "delivered"]
     assert sum(each["attempts"] for each in rows if each) == 4
     assert "could not be sent" in caplog.text
+
+
+@pytest.mark.spec("9.9", "12.3")
+async def test_ends_that_a_damaged_store_cannot_tell_hold_up_no_others(tmp_path: Path) -> None:
+    post = Post()
+    async with waiting(tmp_path, post, host=PER_HOST + 1) as (room, webhooks, store):
+        damaged, whole = await store.webhook("default", "run_host_0"), room.begin()
+        assert damaged is not None
+        await room.journal.flush()
+        with writing_connection(room.database.location, "OFF", 1000) as connection, connection.begin():
+            spoiled = text("UPDATE events SET data = X'7b7d' WHERE session_id = :id AND seq = 1")
+            connection.execute(spoiled, {"id": damaged["session_id"]})
+        await room.journal.write(row(whole.session.id, 99, "host"))
+        await webhooks.start()
+        await until(post, "host", 1)
+        assert [url for url, _ in post.sent] == ["https://host/99"]
 
 
 @pytest.mark.spec("9.9")
