@@ -12,6 +12,7 @@ from typing import Protocol
 from app.agent.errors import Unavailable
 from app.agent.events import Event, Write
 from app.sessions.journal import Journal
+from app.sessions.ports import DAMAGED
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ PURGE_STEPS = 50  # before the index is looked after again
 PURGE_REST = 10  # times as long as the last purge took: each writes the whole index anew, however little was taken out
 LOOK_S = 30.0  # without any fact: searches meet damage without one
 AWAY_S, FAILED_S = 2.0, 60.0
+NOT_KEPT_UP = "the text index is not kept up, the log of the service says why; searches are slower"
 
 
 class IndexStore(Protocol):
@@ -100,10 +102,15 @@ class Indexing:
                 await self._purge()
                 self.problem = None
             except Unavailable as error:
-                log.info("the text index waits for the store: %s", error)
-                await self._pause(AWAY_S)
+                if error.code == DAMAGED:
+                    self.problem = NOT_KEPT_UP
+                    log.error("the text index could not be filled; it is tried again: %s", error)
+                    await self._pause(FAILED_S)
+                else:
+                    log.info("the text index waits for the store: %s", error)
+                    await self._pause(AWAY_S)
             except Exception:  # border of the task: without it, searches look at what is not indexed one by one
-                self.problem = "the text index is not kept up, the log of the service says why; searches are slower"
+                self.problem = NOT_KEPT_UP
                 log.exception("the text index could not be filled; it is tried again")
                 await self._pause(FAILED_S)
 

@@ -158,6 +158,30 @@ async def test_an_index_that_fails_is_tried_again_and_searches_go_on(
         await indexing.close()
 
 
+@pytest.mark.spec("12.4", "12.3")
+async def test_a_text_that_is_too_damaged_to_be_indexed_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexing_module, "QUIET_S", 0.01)
+    monkeypatch.setattr(indexing_module, "FAILED_S", 0.05)
+    async with writing(tmp_path) as room:
+        say(room.begin(), "the needle")
+        await room.journal.flush()
+
+        def become(content: str) -> None:
+            with writing_connection(room.database.location, "OFF", 1000) as connection, connection.begin():
+                connection.exec_driver_sql(f"UPDATE messages SET content = {content}")
+
+        become("CAST(X'ff00fe' AS TEXT)")
+        indexing = Indexing(room.journal, TextIndex(room.database.reader), lag_s=60)
+        await indexing.start()
+        await until(lambda: indexing.problem is not None)
+        become("'mended'")
+        await until(lambda: indexing.problem is None)
+        await reached(room, 1)
+        await indexing.close()
+
+
 class Asked(TextIndex):
     """Counts how often the indexer asked whether something is to be merged away, and what it was told last."""
 
