@@ -15,6 +15,7 @@ from app.agent.errors import Unavailable
 from app.agent.events import Write
 from app.agent.ids import now_us
 from app.sessions.journal import Journal
+from app.sessions.ports import DAMAGED
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,8 @@ class Retaining:
             try:
                 return await self._store.sessions(after, SESSIONS)
             except Unavailable as error:
+                if error.code == DAMAGED:  # that does not pass by itself, and somebody must hear of it
+                    raise
                 log.info("retention waits for the store: %s", error)
                 await asyncio.sleep(AWAY_S)
 

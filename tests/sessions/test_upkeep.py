@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from app.agent.errors import Unavailable
 from app.agent.events import Event, Write
 from app.agent.ids import now_us
 from app.masking import ValueMasker
@@ -15,7 +16,7 @@ from app.sessions import indexing as indexing_module
 from app.sessions import retaining as retaining_module
 from app.sessions.audit import MessageFilter
 from app.sessions.indexing import Indexing
-from app.sessions.ports import EventWriter, Rejected
+from app.sessions.ports import DAMAGED, EventWriter, Rejected
 from app.sessions.retaining import Due, Retaining
 from app.store.database import writing_connection
 from app.store.messages import SqlAuditStore
@@ -388,7 +389,10 @@ class Failing(SqlRetentionStore):
 
 
 @pytest.mark.spec("12.5")
-async def test_retention_goes_on_after_an_error_of_any_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", [RuntimeError("a fault of ours"), Unavailable("malformed", code=DAMAGED)])
+async def test_retention_goes_on_after_an_error_of_any_kind_and_tells_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: Exception
+) -> None:
     monkeypatch.setattr(retaining_module, "FIRST_S", 0.0)
     monkeypatch.setattr(retaining_module, "EVERY_S", 0.01)
     async with writing(tmp_path) as room:
@@ -397,10 +401,11 @@ async def test_retention_goes_on_after_an_error_of_any_kind(tmp_path: Path, monk
         ended(talk)
         await room.journal.flush()
         store = Failing(room.database.reader)
-        store.wrong = RuntimeError("a fault of ours")
+        store.wrong = wrong
         late = Retaining(room.journal, store, hours=24, task_hours=1, clock=lambda: now_us() + 25 * HOUR)
         late.start()
         await until(lambda: store.asked > 1)
+        assert "retention did not get to all sessions" in caplog.text
         assert len(await seqs(room, talk)) > 1
         store.wrong = None
         async with asyncio.timeout(WAIT_S):
