@@ -44,15 +44,17 @@ Listener = Callable[[Sequence[Event]], None]
 
 
 class _Stream:
-    """One session's numbers. `recorded` is the last number given, `stored` the last one published."""
+    """One session's numbers. `recorded` is the last number given, `stored` the last one published; `refused`: why that
+    one was not stored, with nothing in its place."""
 
-    __slots__ = ("open", "recorded", "scopes", "session_id", "stored", "tenant", "texts", "waiters")
+    __slots__ = ("open", "recorded", "refused", "scopes", "session_id", "stored", "tenant", "texts", "waiters")
 
     def __init__(self, tenant: str, session_id: str, head: int) -> None:
         self.tenant = tenant
         self.session_id = session_id
         self.recorded = head
         self.stored = head
+        self.refused: str | None = None
         self.open = True
         self.scopes: dict[str, tuple[bytes, Run | None]] = {}
         self.texts: dict[str, dict[tuple[str, str | None], _Offset]] = {}
@@ -377,6 +379,9 @@ class Journal:
             await _taken(asyncio.shield(self._marker()), timeout_s)
         if of is not None:
             self.need_whole(of)
+            stream = self._streams.get(of)
+            if stream is not None and stream.refused is not None:
+                raise Unavailable(f"the store did not take this: {stream.refused}", code="not_stored", retry_after_s=60)
 
     def _marker(self) -> asyncio.Future[None]:
         """Done when everything that was recorded before is stored."""
@@ -534,7 +539,7 @@ class Journal:
                 self._waiting.gone(item)
                 event = replaced.get(id(item), item)
                 if item.seq:
-                    stream.stored = item.seq
+                    stream.stored, stream.refused = item.seq, dropped.get(id(item))
                 group = groups.setdefault(item.session_id, [])
                 if id(item) not in dropped:
                     group.append(event)
@@ -559,10 +564,10 @@ class Journal:
         self._waiting.make_room()
 
     @staticmethod
-    def _sorted(rejected: Sequence[Rejected]) -> tuple[dict[int, Event], dict[int, Exception], set[int]]:
+    def _sorted(rejected: Sequence[Rejected]) -> tuple[dict[int, Event], dict[int, Exception], dict[int, str]]:
         replaced: dict[int, Event] = {}
         refused: dict[int, Exception] = {}
-        dropped: set[int] = set()
+        dropped: dict[int, str] = {}
         for item in rejected:
             if item.damaged:
                 if item.write is not None:
@@ -576,7 +581,7 @@ class Journal:
             if item.event is not None and item.replacement is not None:
                 replaced[id(item.event)] = item.replacement
             elif item.event is not None:
-                dropped.add(id(item.event))
+                dropped[id(item.event)] = item.reason
             elif item.write is not None:
                 refused[id(item.write)] = ValueError(item.reason)
         return replaced, refused, dropped

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.agent import events as kinds
-from app.agent.errors import NotFound
+from app.agent.errors import NotFound, Unavailable
 from app.agent.events import Write
 from app.agent.ids import now_us
 from app.masking import ValueMasker
@@ -168,7 +168,10 @@ async def test_an_event_of_a_session_that_another_process_numbers_is_not_shown(t
         event = talk.record()
         async with asyncio.timeout(WAIT_S):
             await room.journal.committed(event)
+            with pytest.raises(Unavailable, match="another process writes to this session"):
+                await room.journal.flush(of=talk.session.id)
             await room.journal.committed(talk.record())
+            await room.journal.flush(of=talk.session.id)
         assert talk.shown == [1, 2, 4]
         recent, session = room.journal.recent, talk.session.id
         assert recent.after(session, 2, 4) is None, "number 3 is in the log alone"
