@@ -175,7 +175,8 @@ class OpenHandoffs:
             handoff.clock.go_on()
 
     async def cancel(self, session: Session, task_id: str) -> bool:
-        """End a handoff: its run with everything below it, and every attempt to come; False when it had ended."""
+        """End a handoff: its run with everything below it, and every attempt to come; False when it had ended, or comes
+        to another end all the same: that was decided before."""
         handoff = self._open.get(task_id)
         if handoff is None or handoff.by.session.id != session.id:
             return False
@@ -185,7 +186,7 @@ class OpenHandoffs:
             await self._launcher.cancel(handoff.runs[-1])
         if handoff.background:
             await self.ended(task_id, ENDING_S)
-        return mine
+        return mine and (handoff.final is None or handoff.final.status is HandoffStatus.CANCELLED)
 
     def stop(self, session_id: str | None = None, status: HandoffStatus = HandoffStatus.CANCELLED) -> None:
         """Begin nothing further in the handoffs of a session, or in all: neither an attempt nor a fallback. The runs

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from app.agent.duplicates import DuplicateLimits
-from app.agent.hooks import HookPoint, Verdict
+from app.agent.hooks import HookCall, HookPoint, Verdict
 from tests.agent.guarded import commands, give, questions, ruled, time_passes
 from tests.agent.probes import Probe, Stage, echo
 from tests.agent.tasks import BUSY, LONG, TASKS, handoffs, held, idle, told, turn
-from tests.agent.test_subagent_hooks import BOTH, Diary, hooks
+from tests.agent.test_subagent_hooks import BOTH, STOP, Diary, hooks
 from tests.plan import THEN, behind, call, execute, fetch, known, task
 from tests.strict import FINAL
 from tests.world import world
@@ -231,6 +231,36 @@ async def test_a_task_that_pauses_between_two_attempts_is_ended_and_nothing_foll
             return
         (row,) = await handoffs(w, run.session_id)
         assert (row["status"], row["attempts"]) == ("cancelled", 1)
+
+
+@pytest.mark.spec("9.2", "14.10")
+async def test_a_cancel_that_comes_after_the_end_was_decided_does_not_say_that_it_cancelled(tmp_path: Path) -> None:
+    asked, heard = asyncio.Event(), asyncio.Event()
+
+    async def slowly(_told: HookCall) -> None:
+        asked.set()
+        await heard.wait()
+
+    broken = task({"error": {"code": "model_error", "message": "the provider is down"}})
+    plan = task(turn(behind(broken)), turn(call("hold", key="x"), call("cancel_task", task_id=known(1))), "end")
+    stage = Stage()
+    async with world(tmp_path, tools=stage.tools, hooks=hooks(("slow", STOP, slowly))) as w:
+        run = await w.run(plan, **TASKS)
+        session = await w.sessions.known(w.tenant, run.session_id)
+        await asyncio.gather(asked.wait(), stage.reached("+x"))
+        stage.open("x")
+        await w.until(run.session_id, "tool.start", where=lambda e: e["data"]["tool"] == "cancel_task")
+        (row,) = await handoffs(w, run.session_id)
+        also = asyncio.create_task(w.supervisor.handoffs.open.cancel(session, row["id"]))
+        await asyncio.sleep(0)
+        heard.set()
+        assert await also is False
+        await w.finished(run)
+        (row,) = await handoffs(w, run.session_id)
+        assert row["status"] == "failed"
+        said = (await told(w, run.session_id))[-1]
+        assert said.startswith(f"Task ID: {row['id']}\nStatus: Failed: the provider is down\n\n")
+        assert said.endswith("It had already ended; nothing was cancelled.")
 
 
 @pytest.mark.spec("9.2", "9.6")
