@@ -242,7 +242,8 @@ class CancelTaskTool(_Companion):
             if state.status is HandoffStatus.RUNNING:
                 return _refused(f"task {task_id} could not be cancelled now; it is between two attempts. Try again.")
             note = "It had already ended; nothing was cancelled."
-            return ToolResult(content=f"Task ID: {task_id}\nStatus: {self._status(state)}\n\n{note}", fetched=task_id)
+            told = task_id if state.result is None else None  # a result is not shown here: the notice says it
+            return ToolResult(content=f"Task ID: {task_id}\nStatus: {self._status(state)}\n\n{note}", fetched=told)
         return ToolResult(content=f"Task ID: {task_id}\nStatus: Cancelled", fetched=task_id)
 
 

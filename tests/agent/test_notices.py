@@ -123,7 +123,9 @@ async def test_whoever_has_the_result_is_not_told_of_it(tmp_path: Path, how: str
             # the task ends while the parent is in the middle of a call, and the parent's next step looks at it
             stage.open("parent")
             await stage.reached("-parent")
-        stage.open("a", "parent")
+        if how != "cancelled":
+            stage.open("a")
+        stage.open("parent")
         await w.finished(run)
         await idle(w, run.session_id)
         await w.finished(await w.turn(run.session_id, task("next")))
@@ -134,6 +136,23 @@ async def test_whoever_has_the_result_is_not_told_of_it(tmp_path: Path, how: str
         if how != "fetched":
             assert await said(w, run.session_id) == []
             assert [row["status"] for row in await w.rows("notices")] == ["acknowledged"]
+
+
+@pytest.mark.spec("3.2")
+async def test_a_cancel_that_came_too_late_does_not_keep_the_result_from_the_parent(tmp_path: Path) -> None:
+    stage = Stage()
+    late = turn(call("hold", key="parent"), call("cancel_task", task_id=known(1)))
+    async with world(tmp_path, tools=stage.tools) as w:
+        run = await w.run(task(turn(behind(held("a"))), late, "end"), **TASKS)
+        await stage.reached("+a", "+parent")
+        stage.open("a")
+        await ended(w, run.session_id)
+        stage.open("parent")
+        await w.finished(run)
+        assert (await told(w, run.session_id))[-1].endswith("It had already ended; nothing was cancelled.")
+        (message,) = await said(w, run.session_id)
+        assert "has ended: completed." in message
+        assert "answer a" in message
 
 
 @pytest.mark.spec("6.4")
