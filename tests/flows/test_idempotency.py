@@ -151,6 +151,17 @@ async def test_a_delegation_is_carried_out_once_and_its_result_given_again(servi
     assert again.headers["Location"] == first.headers["Location"]
 
 
+@pytest.mark.spec("14.9", "9.4")
+async def test_a_delegation_that_resumes_a_task_is_shown_from_the_same_event_again(service: Service) -> None:
+    task = (await post(service, "/v1/delegations", DELEGATION, None)).json
+    body = {"resume": task["handoff_id"], "task": "And now?", "background": True}
+    first = await post(service, "/v1/delegations", body, "resumed once")
+    again = await post(service, "/v1/delegations", body, "resumed once")
+    assert (first.status, first.replayed, again.status, again.replayed) == (202, False, 202, True)
+    assert again.json["task_id"] == first.json["task_id"]
+    assert again.json["after"] == first.json["after"] > 0
+
+
 @pytest.mark.spec("14.9", "4.1")
 async def test_a_denied_delegation_is_denied_again_and_not_asked_for_again(service: Service) -> None:
     body = {**DELEGATION, "policy": {"max_depth": 0}}

@@ -35,7 +35,8 @@ async def delegate(request: Request, asked: Starting, body: DelegationBody) -> R
     if streaming:
         sse.check_room(asked)
     services = asked.services
-    making = DELEGATION if body.session_id is None else DELEGATION_IN_SESSION
+    there = body.session_id is not None or body.resume is not None  # what is resumed says in which
+    making = DELEGATION_IN_SESSION if there else DELEGATION
     once = await asked.once(making, lambda: services.delegations.start(asked.tenant, body.delegation()))
     delegated = once.made
     if delegated is None:
