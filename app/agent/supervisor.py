@@ -77,7 +77,7 @@ class RunSupervisor:
         self._timeouts: set[asyncio.Task[tuple[str, ...]]] = set()
         self._stopping = self._over = False
         self.drains = False
-        self._taken_up: Callable[[Run], None] | None = None
+        self._taken_up: Callable[[Run], Usage] | None = None
         self._settled: Callable[[str], None] | None = None
         self.slots = Slots(parts.concurrent_runs)
         self._drop: Ending | None = None
@@ -182,9 +182,10 @@ class RunSupervisor:
         return flight.live.request if flight is not None else None
 
     def on_left(
-        self, close: Ending, taken_up: Callable[[Run], None], drop: Ending, settled: Callable[[str], None]
+        self, close: Ending, taken_up: Callable[[Run], Usage], drop: Ending, settled: Callable[[str], None]
     ) -> None:
-        """`taken_up` is called when a run goes on that another process had begun. `close` before its end: what was
+        """`taken_up` is called when a run goes on that another process had begun, and gives what those below it have
+        used that do not. `close` before its end: what was
         begun below it, and nobody has taken up again, ends with it. `drop` when it is not gone on with after all.
         `settled` when nothing of a session is open any more."""
         self._runner.on_left = close
@@ -388,7 +389,8 @@ class RunSupervisor:
         flight.task = asyncio.create_task(self._fly(flight, air), name=f"run {run.id}")
         flight.task.add_done_callback(lambda _: self._landed(flight, air))
         if progress is not None and self._taken_up is not None:
-            self._taken_up(run)
+            lost = self._taken_up(run)
+            live.control.usage_below = live.control.usage_below + lost
         return run
 
     async def _fly(self, flight: Flight, air: Air) -> None:

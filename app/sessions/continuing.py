@@ -307,16 +307,18 @@ class Continuing:
         if heir != handoff["run_id"]:
             self._supervisor.handoffs.open.adopt(handoff["run_id"], heir)
 
-    def _taken_up(self, run: Run) -> None:
-        """A run goes on: so do the tasks that it answers for."""
+    def _taken_up(self, run: Run) -> Usage:
+        """A run goes on: so do the tasks that it answers for. What those have used that cannot."""
+        used = NO_USAGE
         for handoff in self._later.pop(run.id, ()):
             session, left = self._left[run.session_id]
             try:
                 self._task(session, left, handoff, run.id)
             except Exception as error:  # noqa: BLE001  border: whatever is wrong with one task, its run goes on
                 _said("task", handoff["id"], error)
-                self._close(left, handoff, RunStatus.INTERRUPTED)
+                used = used + self._close(left, handoff, RunStatus.INTERRUPTED)
                 self._untold.tell_in(session, left)
+        return used
 
     # ── what nobody takes up ────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,8 +1,9 @@
 """Background tasks over the deaths of processes: they end once, and whoever began them is told of it once."""
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from app.agent.tools import ToolContext
 from app.sessions.requests import OnBusy
-from tests.agent.probes import Probe
+from tests.agent.probes import Probe, Stage
 from tests.longer import times
 from tests.plan import ask, call, execute, task
 from tests.plan import behind as in_background
@@ -179,6 +180,44 @@ async def test_the_end_of_a_grandchilds_task_is_told_to_the_nearest_open_run_abo
         messages = [e for e in await all_events(w) if e["type"] == "message" and e["data"].get("notices")]
         assert [(e["run_id"], len(e["data"]["notices"])) for e in messages] == [(middle["id"], 2)]
         assert {row["status"] for row in await w.rows("notices")} == {"delivered"}
+
+
+@contextlib.asynccontextmanager
+async def with_a_guest_that_is_gone(folder: Path, plan: str) -> AsyncIterator[World]:
+    """What becomes of a turn whose process dies while its calls `hold` are under way, when there is no agent `guest`
+    any more."""
+    stage = Stage()
+
+    async def begin(w: World) -> None:
+        await w.turn(await w.session(surfaces=["task"], agents=[w.node(), w.node("guest")]), plan)
+        await stage.reached("+task", "+middle")
+        await w.journal.flush()
+        story.die()
+
+    story = Story(begin, stage.tools)
+    await story.dies(folder, 1_000_000, first=True)
+    stage.open("task", "middle")
+    async with story.begun(folder, take_up=False) as w:
+        roster = w.sessions._roster
+        find = roster.find
+        roster.find = lambda session, name: None if name == "guest" else find(session, name)  # type: ignore[method-assign]
+        await w.recovery.run()
+        await still(w)
+        assert await row_problems(w) == []
+        assert [row["status"] for row in await w.rows("runs", agent="guest")] == ["interrupted"]
+        yield w
+
+
+GUEST = in_background(task({"calls": [call("hold", key="task")]}, "held"), "guest")
+MIDDLE = {"calls": [call("hold", key="middle")]}
+
+
+@pytest.mark.spec("13.4")
+async def test_what_a_task_has_used_that_cannot_go_on_counts_for_the_run_above_it(tmp_path: Path) -> None:
+    async with with_a_guest_that_is_gone(tmp_path, task({"calls": [GUEST]}, MIDDLE, "root")) as w:
+        rows = await w.rows("runs")
+        (root,) = [row for row in rows if row["depth"] == 0]
+        assert root["usage_total"]["model_calls"] == sum(row["usage"]["model_calls"] for row in rows) == 4
 
 
 async def test_the_result_of_a_task_is_fetched_after_a_restart_also_while_it_is_only_being_taken_up(
