@@ -229,9 +229,10 @@ class Handoffs:
         if handoff.background and handoff.by.run is not None:
             self._told(handoff.by.session, handoff.by.run, handoff.state(), handoff.above)
 
-    def tell_of(self, session: Session, run: Run, row: Row) -> None:
-        """The same for a task of another process, of which nobody was told."""
-        self._told(session, run, stored_state(row))
+    def tell_of(self, session: Session, run: Run, row: Row, above: tuple[str, ...]) -> None:
+        """The same for a task of another process, of which nobody was told. `above`: the runs above that one, nearest
+        first."""
+        self._told(session, run, stored_state(row), above)
 
     def _told(self, session: Session, run: Run, state: TaskState, above: tuple[str, ...] = ()) -> None:
         texts = session.texts

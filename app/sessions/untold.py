@@ -3,10 +3,7 @@
 Knows neither why a task has ended nor when its run reads that.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from app.agent.runs import Run, Session
+from app.agent.runs import Session
 from app.agent.supervisor import RunSupervisor
 from app.sessions.closing import Left, run_of
 from app.sessions.service import Sessions
@@ -31,8 +28,5 @@ class Untold:
         untold = {handoff["id"]: handoff for handoff in left.all_handoffs if handoff["id"] in left.untold}
         left.untold.clear()
         for handoff in untold.values() if not session.closed else ():
-            self._supervisor.handoffs.tell_of(session, _parent(left, handoff), handoff)
-
-
-def _parent(left: Left, handoff: Mapping[str, Any]) -> Run:
-    return run_of(left.row(handoff["run_id"]))
+            run = run_of(left.row(handoff["run_id"]))
+            self._supervisor.handoffs.tell_of(session, run, handoff, tuple(left.above(run.id)))

@@ -220,6 +220,16 @@ async def test_what_a_task_has_used_that_cannot_go_on_counts_for_the_run_above_i
         assert root["usage_total"]["model_calls"] == sum(row["usage"]["model_calls"] for row in rows) == 4
 
 
+@pytest.mark.spec("9.3")
+async def test_the_end_of_a_task_that_cannot_go_on_is_told_to_the_nearest_open_run_above(tmp_path: Path) -> None:
+    child = task({"calls": [GUEST]}, "child")
+    middle = task({"calls": [execute(child)]}, MIDDLE, "the end")
+    async with with_a_guest_that_is_gone(tmp_path, task({"calls": [execute(middle)]}, "root")) as w:
+        (above,) = [row for row in await w.rows("runs") if row["depth"] == 1]
+        messages = [e for e in await all_events(w) if e["type"] == "message" and e["data"].get("notices")]
+        assert [e["run_id"] for e in messages] == [above["id"]]
+
+
 async def test_the_result_of_a_task_is_fetched_after_a_restart_also_while_it_is_only_being_taken_up(
     tmp_path: Path,
 ) -> None:
