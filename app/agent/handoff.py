@@ -138,10 +138,11 @@ class Handoffs:
         left = self._left.get((run_id, call_id))
         return [] if left is None else [row["id"] for row in left.runs]
 
-    def request_again(self, by: Delegator, order: HandoffOrder) -> RunRequest:
-        """With what the run of a handoff that has ended was started."""
+    def request_again(self, by: Delegator, order: HandoffOrder, spent: Mapping[str, int]) -> RunRequest:
+        """With what the run of a handoff that has ended was started. `spent`: what the handoff has used, by the kinds
+        of a budget, `wall_ms` among them."""
         ended = OpenHandoff("", order.name or "", by, order, 0.0, None, None)
-        ended.budget = _budget(by, order)
+        ended.budget = _budget(by, order, spent)
         return self._attempts.request(ended, order.task)
 
     def forsaken(self, run_id: str) -> list[LeftHandoff]:

@@ -20,7 +20,7 @@ from app.agent.runs import Progress, Run, RunStatus, Session
 from app.agent.supervisor import RunSupervisor
 from app.sessions.closing import Closing, Left, run_of
 from app.sessions.delegations import Delegations
-from app.sessions.orders_again import OrdersAgain, resume_point
+from app.sessions.orders_again import OrdersAgain
 from app.sessions.reckoning import spent_by, spent_in
 from app.sessions.service import Sessions
 from app.sessions.untold import Untold
@@ -44,11 +44,10 @@ class Continuing:
         max_attempts: int = 5,
     ) -> None:
         self._sessions = sessions
-        self._delegations = delegations
         self._supervisor = supervisor
         self._closing = closing
         self._untold = Untold(sessions, supervisor)
-        self._again = OrdersAgain(sessions, supervisor)
+        self._again = OrdersAgain(sessions, delegations, supervisor)
         self._max_attempts = max_attempts
         self._left: dict[str, tuple[Session, Left]] = {}
         self._later: dict[str, list[Row]] = {}  # tasks of runs that are about to be gone on with
@@ -291,9 +290,7 @@ class Continuing:
 
     def _direct(self, session: Session, left: Left, handoff: Row) -> None:
         """What a caller has delegated."""
-        given, point = left.starts[handoff["id"]]["given"], resume_point(left, handoff)
-        by, order = self._delegations.again(session, handoff, given, point)
-        by = replace(by, budget=self._supervisor.budget(session.id))
+        by, order = self._again.caller(session, left, handoff)
         self._supervisor.handoffs.go_on(by, order, self._left_handoff(left, handoff))
         left.begun.add(handoff["id"])
 

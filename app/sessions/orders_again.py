@@ -4,6 +4,7 @@ Knows neither which of them go on nor how.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from app.agent.budget import Amount, Budget
@@ -12,6 +13,7 @@ from app.agent.orders import Delegator, HandoffOrder, ResumePoint
 from app.agent.runs import RunRequest, Session
 from app.agent.supervisor import RunSupervisor
 from app.sessions.closing import Left, run_of
+from app.sessions.delegations import Delegations
 from app.sessions.reckoning import spent_by
 from app.sessions.service import Sessions
 
@@ -21,9 +23,18 @@ Row = Mapping[str, Any]
 class OrdersAgain:
     """Makes them. Everything raises `InvalidRequest` where that cannot be any more, since an agent is gone."""
 
-    def __init__(self, sessions: Sessions, supervisor: RunSupervisor) -> None:
+    def __init__(self, sessions: Sessions, delegations: Delegations, supervisor: RunSupervisor) -> None:
         self._sessions = sessions
+        self._delegations = delegations
         self._supervisor = supervisor
+
+    def caller(self, session: Session, left: Left, handoff: Row) -> tuple[Delegator, HandoffOrder]:
+        """What was asked for with a delegation that no run made, whether it goes on or has ended."""
+        given = left.starts.get(handoff["id"], {}).get("given")
+        if given is None:
+            raise InvalidRequest("what was asked for is not known")
+        by, order = self._delegations.again(session, handoff, given, resume_point(left, handoff))
+        return replace(by, budget=self._supervisor.budget(session.id)), order
 
     def delegator(self, session: Session, left: Left, row: Row) -> Delegator:
         """What a run delegates as, whether it goes on or has ended."""
@@ -42,10 +53,21 @@ class OrdersAgain:
 
     def _request(self, session: Session, left: Left, row: Row) -> tuple[RunRequest, Budget | None]:
         """With what a run that has ended was started, and what bounds it from above."""
-        if row["parent_id"] is None:
-            if row["depth"]:
-                raise InvalidRequest("a task of a delegation that has ended is not gone on with")
+        if not row["depth"]:
             return self._sessions.again(session, row, left.given.get(row["id"])), self._supervisor.budget(session.id)
+        asked = self._by_run if row["parent_id"] is not None else self._by_caller
+        by, order = asked(session, left, row)
+        spent = spent_by(left, left.runs_of(row["handoff_id"]))
+        request = self._supervisor.handoffs.request_again(by, order, spent)
+        return request, request.above if isinstance(request.above, Budget) else None
+
+    def _by_caller(self, session: Session, left: Left, row: Row) -> tuple[Delegator, HandoffOrder]:
+        handoff = next(each for each in left.all_handoffs if each["id"] == row["handoff_id"])
+        if row["agent"] != handoff["agent"]:
+            raise InvalidRequest(f"the run that began it stood in for agent {handoff['agent']!r}")
+        return self.caller(session, left, handoff)
+
+    def _by_run(self, session: Session, left: Left, row: Row) -> tuple[Delegator, HandoffOrder]:
         by = self.delegator(session, left, left.row(row["parent_id"]))
         definition = by.find(row["agent"])
         if definition is None:
@@ -58,7 +80,7 @@ class OrdersAgain:
             name=row["name"],
             max_steps=row["max_steps"],
         )
-        return self._supervisor.handoffs.request_again(by, order), by.budget
+        return by, order
 
     @staticmethod
     def order(by: Delegator, handoff: Row, left: Left) -> HandoffOrder:

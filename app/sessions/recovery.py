@@ -266,7 +266,9 @@ class Recovery:
         begun = tried.union(left.traces, (h["run_id"] for h in left.handoffs))
         paths = {ordinal for row in left.rows if row["id"] in begun for ordinal in row["path"]}
         firsts = [row["first_seq"] for row in left.rows if row["ordinal"] in paths]
-        starts = {handoff["id"]: handoff["start_seq"] for handoff in left.handoffs}
+        tops = {row["handoff_id"] for row in left.rows if row["ordinal"] in paths and row["parent_id"] is None}
+        asked = (*left.handoffs, *(each for each in left.all_handoffs if each["id"] in tops))
+        starts = {handoff["id"]: handoff["start_seq"] for handoff in asked}
         waiting = _waiting(left)
         after = min((*firsts, *starts.values()), default=2**62) - 1
         while page := await self._journal.log.page(left.tenant, left.session_id, after=after):

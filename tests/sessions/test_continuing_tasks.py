@@ -94,9 +94,15 @@ async def of_a_caller(w: World) -> None:
     await w.delegate(task(WORK, {"calls": [deep]}, "done"), policy={"max_depth": 3})
 
 
+async def of_a_caller_who_has_the_answer(w: World) -> None:
+    """What the delegation had begun in the background, and has not waited for."""
+    plan = task({"calls": [behind(WORK, touch("b"), "inner")]}, "done")
+    await w.delegate(plan, agent=w.node(surfaces=["task"]), policy={"max_depth": 3})
+
+
 STORIES = (
     whose_parent_goes_on, whose_parent_has_ended, that_begins_another, beside_one_that_is_waited_for,
-    of_agents_that_remember, that_is_resumed, of_a_caller,
+    of_agents_that_remember, that_is_resumed, of_a_caller, of_a_caller_who_has_the_answer,
 )  # fmt: skip
 
 
@@ -228,6 +234,32 @@ async def test_the_end_of_a_task_that_cannot_go_on_is_told_to_the_nearest_open_r
         (above,) = [row for row in await w.rows("runs") if row["depth"] == 1]
         messages = [e for e in await all_events(w) if e["type"] == "message" and e["data"].get("notices")]
         assert [e["run_id"] for e in messages] == [above["id"]]
+
+
+@pytest.mark.spec("4.8", "9.6")
+@pytest.mark.parametrize(("calls", "status"), [(9, "completed"), (3, "failed")])
+async def test_a_task_of_a_delegation_that_has_ended_goes_on_within_what_its_caller_allows(
+    tmp_path: Path, calls: int, status: str
+) -> None:
+    stage = Stage()
+
+    async def begin(w: World) -> None:
+        plan = task({"calls": [behind({"calls": [call("hold", key="x")]}, "inner")]}, "done")
+        agent = w.node(surfaces=["task"])
+        done = await w.delegate(plan, agent=agent, policy={"max_depth": 3}, budget={"model_calls": calls})
+        assert (await done.result).output == "done"
+        await stage.reached("+x")
+        await w.journal.flush()
+        story.die()
+
+    story = Story(begin, stage.tools)
+    await story.dies(tmp_path, 1_000_000, first=True)
+    stage.open("x")
+    async with story.ends(tmp_path) as w:
+        assert await row_problems(w) == []
+        (inner,) = await w.rows("runs", depth=2)
+        assert (inner["status"], inner["attempt"]) == (status, 2)
+        assert (inner["output"] == "inner") is (status == "completed")
 
 
 async def test_the_result_of_a_task_is_fetched_after_a_restart_also_while_it_is_only_being_taken_up(
