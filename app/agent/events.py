@@ -245,7 +245,8 @@ class HandoffStarted(TypedDict):
     """`handoff.start`: one governed delegation begins. `purpose` is a label for people. Of a `reuse_session` agent
     `session_scope` says who shares its memory, `scope_note` why that is another scope than it wants. `background`: it
     is a task that nobody waits for; `detached`: nor does it end with who has started it. `resumes`: the handoff whose
-    memory it goes on with. `max_steps`, `session_key`: as they were asked for; `given`: all that a caller asked for."""
+    memory it goes on with. `max_steps`, `session_key`: as they were asked for; `given`: all that a caller asked for.
+    `inherited`: what a task gets of the conversation, which may have gone on when it is begun anew."""
 
     handoff_id: str
     call_id: str | None
@@ -265,6 +266,7 @@ class HandoffStarted(TypedDict):
     max_steps: NotRequired[int]
     session_key: NotRequired[str]
     given: NotRequired[dict[str, Any]]
+    inherited: NotRequired[str]
 
 
 class Noticed(TypedDict):

@@ -227,6 +227,8 @@ def started_payload(handoff: OpenHandoff) -> events.HandoffStarted:
         payload["session_key"] = order.session_key
     if order.given is not None:
         payload["given"] = dict(order.given)
+    if handoff.background and order.inherited:
+        payload["inherited"] = order.inherited
     return payload
 
 

@@ -100,6 +100,7 @@ class OrdersAgain:
             max_steps=start.get("max_steps"),
             session_key=start.get("session_key"),
             resume=resume_point(left, handoff),
+            inherited=start.get("inherited"),
             detached=bool(start.get("detached")),
         )
 

@@ -236,6 +236,27 @@ async def test_the_end_of_a_task_that_cannot_go_on_is_told_to_the_nearest_open_r
         assert [e["run_id"] for e in messages] == [above["id"]]
 
 
+@pytest.mark.spec("2.5")
+async def test_what_a_task_inherits_is_not_lost_when_the_process_dies_before_it_has_begun(tmp_path: Path) -> None:
+    async def begin(w: World) -> None:
+        plan = task({"text": "said before", "calls": [in_background(task("inner"), "heir")]}, touch("p"), "end")
+        await w.run(plan, surfaces=["task"], agents=[w.node(), w.node("heir", inherit_context="last:3")])
+
+    story = Story(begin)
+    await story.whole(tmp_path)
+    async with story.ends(tmp_path / "whole") as w:
+        (whole,) = await w.rows("runs", depth=1)
+        types = [event["type"] for event in await w.events(whole["session_id"])]
+    assert "said before" in whole["input"]
+    begun, run = types.index("handoff.start") + 1, types.index("run.queued", types.index("handoff.start")) + 1
+    assert "tool.result" in types[begun:run]
+    for life in range(begun, run):
+        await story.after(tmp_path / str(life), life)
+        async with story.ends(tmp_path / str(life)) as w:
+            assert [row["input"] for row in await w.rows("runs", depth=1)] == [whole["input"]], life
+            assert await row_problems(w) == []
+
+
 @pytest.mark.spec("4.8", "9.6")
 @pytest.mark.parametrize(("calls", "status"), [(9, "completed"), (3, "failed")])
 async def test_a_task_of_a_delegation_that_has_ended_goes_on_within_what_its_caller_allows(
