@@ -43,7 +43,8 @@ class Left:
     well. `worked`: runs were begun since the session was last idle. `reasons`: why runs are not gone on with.
     `passing`: the failed runs of open handoffs that may be tried again; `tool_calls`: how many tools the runs have
     started; `untold`: tasks that have ended, and whose run was not told; `begun`: handoffs that are gone on with;
-    `given`: what a caller asked for with a turn; `budgets`: what bounds the tasks of runs that have ended, by the run.
+    `aside`: those that calls and runs take up which are about to go on; `given`: what a caller asked for with a turn;
+    `budgets`: what bounds the tasks of runs that have ended, by the run.
     """
 
     tenant: str
@@ -61,6 +62,7 @@ class Left:
     tool_calls: Counter[str] = field(default_factory=Counter)
     untold: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
+    aside: set[str] = field(default_factory=set)
     given: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     budgets: dict[str, Budget | None] = field(default_factory=dict)
 

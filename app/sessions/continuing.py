@@ -122,7 +122,7 @@ class Continuing:
         """Nothing waits for a run to go on."""
         self._supervisor.release_seat(row["id"])
         self._supervisor.handoffs.forsaken(row["id"])
-        self._later.pop(row["id"], None)
+        left.aside.difference_update(handoff["id"] for handoff in self._later.pop(row["id"], ()))
         if row["id"] in left.traces:
             self._supervisor.forget_answers(call.left for call in left.traces[row["id"]].calls.values())
 
@@ -146,16 +146,16 @@ class Continuing:
             self._supervisor.expect_answers(call.left for call in left.traces[row["id"]].calls.values())
         self._set_aside(left, going)
         # before anything goes on: who does takes what was set aside for it
-        aside = {handoff["id"] for handoff in left.handoffs if self._is_aside(handoff)}
+        left.aside = {handoff["id"] for handoff in left.handoffs if self._is_aside(handoff)}
         for handoff in left.handoffs:  # before the turns, which may ask for the results of tasks
-            if handoff["id"] not in aside:
+            if handoff["id"] not in left.aside:
                 self._went_on(session, left, going, handoff)
         for row in sorted(left.open_runs, key=lambda each: each["ordinal"]):
             if row["depth"] == 0:
                 await self._tried(left, going, row, self._turn(session, left, row))
         left.open_runs[:] = [row for row in left.open_runs if row["id"] not in going]
         gone = {row["handoff_id"] for row in left.open_runs}
-        dropped, found = {row["id"] for row in left.open_runs}, aside | left.begun
+        dropped, found = {row["id"] for row in left.open_runs}, left.aside | left.begun
         left.handoffs[:] = [
             each for each in left.handoffs if each["id"] in gone or each["run_id"] in dropped or each["id"] not in found
         ]
@@ -348,11 +348,12 @@ class Continuing:
 
     def _close_run(self, left: Left, row: Row, status: RunStatus) -> Usage:
         self._supervisor.release_seat(row["id"])
-        self._later.pop(row["id"], None)  # closed below, as everything of it is
+        tasks = {handoff["id"] for handoff in self._later.pop(row["id"], ())}  # also those that it has taken over
         if row["id"] not in left.traces:
             return NO_USAGE
         self._supervisor.handoffs.forsaken(row["id"])
-        for inner in [h for h in left.all_handoffs if h["ended_at"] is None and h["run_id"] == row["id"]]:
+        open_ones = [handoff for handoff in left.all_handoffs if handoff["ended_at"] is None]
+        for inner in [each for each in open_ones if each["run_id"] == row["id"] or each["id"] in tasks]:
             self._close(left, inner, status)
         if row not in left.open_runs:
             left.open_runs.append(row)

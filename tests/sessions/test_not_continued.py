@@ -13,7 +13,8 @@ from app.agent.errors import NotFound
 from app.agent.hooks import FunctionHook, HookPoint, HookRegistry
 from app.sessions.requests import OnBusy, RunInput
 from tests.agent.probes import Stage
-from tests.plan import ask, call, task
+from tests.agent.tasks import BUSY, LONG
+from tests.plan import ask, call, execute, task
 from tests.sessions.lives import Story, row_problems, still
 from tests.sessions.test_continuing import all_events, lives_of
 from tests.world import World
@@ -117,6 +118,65 @@ async def test_runs_of_a_session_that_was_closed_are_not_gone_on_with(tmp_path: 
         assert (await ended(w))[0] == (
             "interrupted", "the service stopped while this run was in flight; its session is closed",
         )  # fmt: skip
+
+
+@pytest.mark.spec("9.5", "12.7")
+async def test_what_a_task_has_taken_over_from_a_run_that_has_ended_ends_with_it(tmp_path: Path) -> None:
+    taken_over = execute(task(HOLD, "held"), run_in_background=True)
+    guest = task({"calls": [execute(task({"calls": [taken_over]}, "child"))]}, HOLD, "guest")
+    plan = task({"calls": [execute(guest, "guest", run_in_background=True)]}, {"calls": [call("hold", key="y")]}, "end")
+    stage = Stage()
+
+    async def begin(w: World) -> None:
+        run = await w.run(plan, surfaces=["task"], agents=[w.node(), w.node("guest")])
+        await w.until(run.session_id, "tool.start", 3, where=lambda event: event["data"]["tool"] == "hold")
+        await w.journal.flush()
+        story.die()
+
+    story = Story(begin, stage.tools)
+    await story.dies(tmp_path, 1_000_000, first=True)
+    stage.open("x", "y")
+    async with story.begun(tmp_path, take_up=False) as w:
+        roster = w.sessions._roster
+        find = roster.find
+        roster.find = lambda session, name: None if name == "guest" else find(session, name)  # type: ignore[method-assign]
+        await w.recovery.run()
+        await still(w)
+        assert await row_problems(w) == []
+        rows = {(row["depth"], row["agent"]): row["status"] for row in await w.rows("runs")}
+        assert rows == {
+            (0, "node"): "completed", (1, "guest"): "interrupted", (2, "node"): "completed", (3, "node"): "interrupted",
+        }  # fmt: skip
+
+
+@pytest.mark.spec("9.5", "12.7")
+async def test_a_task_between_two_attempts_ends_with_the_turn_that_cannot_go_on(tmp_path: Path) -> None:
+    tried = execute(task({"error": BUSY}), run_in_background=True)
+    plan = task({"calls": [execute(task({"calls": [tried]}, "child"))]}, HOLD, "end")
+    stage = Stage()
+
+    async def begin(w: World) -> None:
+        agents = [w.node(), w.node("lead", mode="all")]
+        session = await w.session(
+            agent="lead", surfaces=["task"], agents=agents, policy={"max_depth": 3, "max_retries": 3}
+        )
+        await w.turn(session, plan)
+        await asyncio.gather(stage.reached("+x"), w.until(session, "run.failed"))
+        await w.journal.flush()
+        story.die()
+
+    story = Story(begin, stage.tools, pacing=LONG)
+    await story.dies(tmp_path, 1_000_000, first=True)
+    async with story.begun(tmp_path, take_up=False) as w:
+        roster = w.sessions._roster
+        find = roster.find
+        roster.find = lambda session, name: None if name == "lead" else find(session, name)  # type: ignore[method-assign]
+        await w.recovery.run()
+        await still(w)
+        assert await row_problems(w) == []
+        assert {(row["background"], row["status"]) for row in await w.rows("handoffs")} == {
+            (False, "completed"), (True, "failed"),
+        }  # fmt: skip
 
 
 async def test_a_fallback_that_was_under_way_ends_and_its_parent_goes_on(tmp_path: Path) -> None:
