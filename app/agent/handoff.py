@@ -5,7 +5,7 @@ Knows neither the tool shapes in front of it nor how a run is driven: it asks th
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import MappingProxyType
@@ -132,6 +132,10 @@ class Handoffs:
     def expects(self, handoff_id: str) -> bool:
         """Whether a call is about to go on with that one."""
         return any(left.row["id"] == handoff_id for left in self._left.values())
+
+    def expected(self, run_ids: Collection[str]) -> list[Row]:
+        """The rows of those that calls of these runs are about to go on with."""
+        return [left.row for (run_id, _), left in self._left.items() if run_id in run_ids]
 
     def left_runs(self, run_id: str, call_id: str) -> list[str]:
         """The runs of the handoff that this call is about to go on with."""

@@ -79,6 +79,7 @@ class RunSupervisor:
         self.drains = False
         self._taken_up: Callable[[Run], Usage] | None = None
         self._settled: Callable[[str], None] | None = None
+        self._to_come: Callable[[Run], Sequence[str]] = lambda run: ()
         self.slots = Slots(parts.concurrent_runs)
         self._drop: Ending | None = None
         self._left_seats: dict[str, MemorySeat] = {}  # of runs of another process, by their ids
@@ -182,16 +183,23 @@ class RunSupervisor:
         return flight.live.request if flight is not None else None
 
     def on_left(
-        self, close: Ending, taken_up: Callable[[Run], Usage], drop: Ending, settled: Callable[[str], None]
+        self,
+        close: Ending,
+        taken_up: Callable[[Run], Usage],
+        drop: Ending,
+        settled: Callable[[str], None],
+        to_come: Callable[[Run], Sequence[str]],
     ) -> None:
         """`taken_up` is called when a run goes on that another process had begun, and gives what those below it have
         used that do not. `close` before its end: what was
         begun below it, and nobody has taken up again, ends with it. `drop` when it is not gone on with after all.
-        `settled` when nothing of a session is open any more."""
+        `settled` when nothing of a session is open any more. `to_come`: the tasks below a run that are about to go
+        on."""
         self._runner.on_left = close
         self._taken_up = taken_up
         self._drop = drop
         self._settled = settled
+        self._to_come = to_come
 
     def drop(self, run: Run, status: RunStatus) -> None:
         """See `Launcher`."""
@@ -434,7 +442,8 @@ class RunSupervisor:
 
     def open_tasks(self, run: Run) -> Sequence[str]:
         """See `Launcher`."""
-        return [task_id for task_id, above in self.handoffs.open.begun_in(run.session_id) if run.id in above]
+        begun = (task_id for task_id, above in self.handoffs.open.begun_in(run.session_id) if run.id in above)
+        return [*begun, *self._to_come(run)]
 
     async def reap(self, run: Run) -> None:
         """See `Launcher`."""

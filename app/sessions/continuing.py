@@ -51,7 +51,7 @@ class Continuing:
         self._max_attempts = max_attempts
         self._left: dict[str, tuple[Session, Left]] = {}
         self._later: dict[str, list[Row]] = {}  # tasks of runs that are about to be gone on with
-        supervisor.on_left(self._forsaken, self._taken_up, self._dropped, self._settled)
+        supervisor.on_left(self._forsaken, self._taken_up, self._dropped, self._settled, self._to_come)
 
     def expect(self, runs: Sequence[Row], handoffs: Sequence[Row]) -> None:
         """Keep places at shared memories for the runs that are open, in the order in which they had them: those of
@@ -316,6 +316,20 @@ class Continuing:
                 used = used + self._close(left, handoff, RunStatus.INTERRUPTED)
                 self._untold.tell_in(session, left)
         return used
+
+    def _to_come(self, run: Run) -> Sequence[str]:
+        """The tasks below a run that nobody has taken up yet, and somebody will."""
+        if run.session_id not in self._left:
+            return ()
+        _, left = self._left[run.session_id]
+        ids = {row["id"] for row in left.rows}
+        waiting = [handoff for above in ids.intersection(self._later) for handoff in self._later[above]]
+        tasks = [each for each in (*waiting, *self._supervisor.handoffs.expected(ids)) if each["background"]]
+        return [
+            each["id"]
+            for each in tasks
+            if each["ended_at"] is None and run.id in (each["run_id"], *left.above(each["run_id"]))
+        ]
 
     # ── what nobody takes up ────────────────────────────────────────────────────────────────────────────────────
 

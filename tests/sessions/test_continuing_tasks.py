@@ -216,6 +216,7 @@ async def with_a_guest_that_is_gone(folder: Path, plan: str) -> AsyncIterator[Wo
 
 GUEST = in_background(task({"calls": [call("hold", key="task")]}, "held"), "guest")
 MIDDLE = {"calls": [call("hold", key="middle")]}
+HELD = {"calls": [call("hold", key="root")]}
 
 
 @pytest.mark.spec("13.4")
@@ -234,6 +235,40 @@ async def test_the_end_of_a_task_that_cannot_go_on_is_told_to_the_nearest_open_r
         (above,) = [row for row in await w.rows("runs") if row["depth"] == 1]
         messages = [e for e in await all_events(w) if e["type"] == "message" and e["data"].get("notices")]
         assert [e["run_id"] for e in messages] == [above["id"]]
+
+
+@pytest.mark.spec("11.3")
+async def test_a_run_that_ends_before_the_tasks_below_it_are_taken_up_names_them_all_the_same(tmp_path: Path) -> None:
+    ends: list[int] = []
+
+    def told(stage: Stage, *, whole: bool) -> Story:
+        async def begin(w: World) -> None:
+            inner = in_background(task({"calls": [call("hold", key="inner")]}, "inner"))
+            child = execute(task({"calls": [inner]}, {"calls": [call("hold", key="outer")]}, "child"))
+            plan = task({"calls": [in_background(task({"calls": [child]}, "outer"))]}, HELD, "root")
+            run = await w.run(plan, surfaces=["task"])
+            await stage.reached("+inner", "+outer", "+root")
+            stage.open("root")
+            if whole:
+                ends.append((await w.until(run.session_id, "run.completed"))["id"])
+                story.die()
+
+        story = Story(begin, stage.tools)
+        return story
+
+    (tmp_path / "whole").mkdir()
+    await told(Stage(), whole=True).dies(tmp_path / "whole", 1_000_000, first=True)
+    stage = Stage()
+    story = told(stage, whole=False)
+    await story.dies(tmp_path, ends[0] - 1, first=True)  # its answer is stored, and not its end
+    async with story.begun(tmp_path) as w:
+        (session,) = await w.rows("sessions")
+        end = await w.until(session["id"], "run.completed")
+        stage.open("inner", "outer")
+        await still(w)
+        tasks = [row["id"] for row in await w.rows("handoffs", background=True)]
+        assert sorted(end["data"]["open_tasks"]) == sorted(tasks)
+        assert len(tasks) == 2
 
 
 @pytest.mark.spec("2.5")
