@@ -137,11 +137,6 @@ class Handoffs:
         """The rows of those that calls of these runs are about to go on with."""
         return [left.row for (run_id, _), left in self._left.items() if run_id in run_ids]
 
-    def left_runs(self, run_id: str, call_id: str) -> list[str]:
-        """The runs of the handoff that this call is about to go on with."""
-        left = self._left.get((run_id, call_id))
-        return [] if left is None else [row["id"] for row in left.runs]
-
     def request_again(self, by: Delegator, order: HandoffOrder, spent: Mapping[str, int]) -> RunRequest:
         """With what the run of a handoff that has ended was started. `spent`: what the handoff has used, by the kinds
         of a budget, `wall_ms` among them."""
@@ -152,6 +147,10 @@ class Handoffs:
     def forsaken(self, run_id: str) -> list[LeftHandoff]:
         """Those of a run that its calls have not gone on with; nobody will any more."""
         return [self._left.pop(key) for key in [key for key in self._left if key[0] == run_id]]
+
+    def unclaimed(self, run_id: str, call_id: str) -> LeftHandoff | None:
+        """The one that this call has not gone on with; nobody will any more."""
+        return self._left.pop((run_id, call_id), None)
 
     def go_on(self, by: Delegator, order: HandoffOrder, left: LeftHandoff, above: tuple[str, ...] = ()) -> OpenHandoff:
         """Go on with a handoff of another process that no call waits for. `background` is what its row says; else it is

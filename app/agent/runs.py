@@ -372,7 +372,8 @@ class Launcher(Protocol):
         """The place that is kept for a run of another process; None: there is none, or it was given already."""
 
     def answered(self, run: Run, call_id: str) -> None:
-        """A call has its result: what another process had begun for it and nobody has taken up holds nobody up."""
+        """A call has its result: what another process had begun for it and nobody has taken up ends, with everything
+        below it, and holds nobody up."""
 
     def keep(self, session: Session) -> AbstractContextManager[None]:
         """While work of a session goes on that no run waits for: it is not idle."""

@@ -80,6 +80,7 @@ class RunSupervisor:
         self._taken_up: Callable[[Run], Usage] | None = None
         self._settled: Callable[[str], None] | None = None
         self._to_come: Callable[[Run], Sequence[str]] = lambda run: ()
+        self._unclaimed: Callable[[Run, str, RunStatus], Usage] | None = None
         self.slots = Slots(parts.concurrent_runs)
         self._drop: Ending | None = None
         self._left_seats: dict[str, MemorySeat] = {}  # of runs of another process, by their ids
@@ -189,17 +190,19 @@ class RunSupervisor:
         drop: Ending,
         settled: Callable[[str], None],
         to_come: Callable[[Run], Sequence[str]],
+        unclaimed: Callable[[Run, str, RunStatus], Usage],
     ) -> None:
         """`taken_up` is called when a run goes on that another process had begun, and gives what those below it have
         used that do not. `close` before its end: what was
         begun below it, and nobody has taken up again, ends with it. `drop` when it is not gone on with after all.
         `settled` when nothing of a session is open any more. `to_come`: the tasks below a run that are about to go
-        on."""
+        on. `unclaimed` when a call has its result: what was begun for it, and it has not gone on with, ends."""
         self._runner.on_left = close
         self._taken_up = taken_up
         self._drop = drop
         self._settled = settled
         self._to_come = to_come
+        self._unclaimed = unclaimed
 
     def drop(self, run: Run, status: RunStatus) -> None:
         """See `Launcher`."""
@@ -292,8 +295,12 @@ class RunSupervisor:
 
     def answered(self, run: Run, call_id: str) -> None:
         """See `Launcher`."""
-        for run_id in self.handoffs.left_runs(run.id, call_id):
-            self.release_seat(run_id)
+        flight = self._flights.get(run.id)
+        if self._unclaimed is None or flight is None:
+            return
+        control = flight.live.control
+        used = self._unclaimed(run, call_id, control.requested or RunStatus.INTERRUPTED)
+        control.usage_below = control.usage_below + used
 
     @contextmanager
     def erasing(self, session_id: str) -> Iterator[None]:

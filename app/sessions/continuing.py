@@ -51,7 +51,7 @@ class Continuing:
         self._max_attempts = max_attempts
         self._left: dict[str, tuple[Session, Left]] = {}
         self._later: dict[str, list[Row]] = {}  # tasks of runs that are about to be gone on with
-        supervisor.on_left(self._forsaken, self._taken_up, self._dropped, self._settled, self._to_come)
+        supervisor.on_left(self._forsaken, self._taken_up, self._dropped, self._settled, self._to_come, self._unclaimed)
 
     def expect(self, runs: Sequence[Row], handoffs: Sequence[Row]) -> None:
         """Keep places at shared memories for the runs that are open, in the order in which they had them: those of
@@ -344,6 +344,16 @@ class Continuing:
                 used = used + self._close(left, each.row, status)
         for handoff in self._later.pop(run.id, ()):
             used = used + self._close(left, handoff, status)
+        self._untold.tell_in(session, left)
+        return used
+
+    def _unclaimed(self, run: Run, call_id: str, status: RunStatus) -> Usage:
+        """A call has a result, an error for example, and has not gone on with what it had begun. What that has used."""
+        handoff = self._supervisor.handoffs.unclaimed(run.id, call_id)
+        if handoff is None or handoff.row["ended_at"] is not None:
+            return NO_USAGE
+        session, left = self._left[run.session_id]
+        used = self._close(left, handoff.row, status)
         self._untold.tell_in(session, left)
         return used
 

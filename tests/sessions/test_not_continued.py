@@ -149,6 +149,34 @@ async def test_what_a_task_has_taken_over_from_a_run_that_has_ended_ends_with_it
         }  # fmt: skip
 
 
+@pytest.mark.spec("4.9", "12.7")
+async def test_what_a_call_does_not_go_on_with_ends_and_keeps_nobody_from_its_memory(tmp_path: Path) -> None:
+    guest = task({"calls": [execute(task(HOLD, "held"), "keeper")]}, "guest")
+    plan = task({"calls": [execute(guest, "guest")]}, {"calls": [execute(task("kept"), "keeper")]}, "end")
+    stage = Stage()
+
+    async def begin(w: World) -> None:
+        agents = [w.node(), w.node("guest"), w.node("keeper", session_mode="reuse_session")]
+        await w.run(plan, surfaces=["task"], agents=agents)
+        await stage.reached("+x")
+        await w.journal.flush()
+        story.die()
+
+    story = Story(begin, stage.tools)
+    await story.dies(tmp_path, 1_000_000, first=True)
+    async with story.begun(tmp_path, take_up=False) as w:
+        roster = w.sessions._roster
+        delegable = roster.delegable
+        roster.delegable = lambda session: [each for each in delegable(session) if each.name != "guest"]  # type: ignore[method-assign]
+        await w.recovery.run()
+        await still(w)
+        assert await row_problems(w) == []
+        assert sorted((row["depth"], row["agent"], row["status"]) for row in await w.rows("runs")) == [
+            (0, "node", "completed"), (1, "guest", "interrupted"), (1, "keeper", "completed"),
+            (2, "keeper", "interrupted"),
+        ]  # fmt: skip
+
+
 @pytest.mark.spec("9.5", "12.7")
 async def test_a_task_between_two_attempts_ends_with_the_turn_that_cannot_go_on(tmp_path: Path) -> None:
     tried = execute(task({"error": BUSY}), run_in_background=True)
