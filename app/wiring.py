@@ -52,11 +52,12 @@ from app.sessions.explaining import Explaining
 from app.sessions.feed import EventFeed
 from app.sessions.follow_ups import FollowUps
 from app.sessions.idempotency import Idempotency
-from app.sessions.journal import TAKE_S, Journal, replacement
+from app.sessions.journal import TAKE_S, Journal
 from app.sessions.notes import MAX_NOTE_CHARS, MAX_TITLE_CHARS, Notes
 from app.sessions.opening import Opening
 from app.sessions.records import Records
 from app.sessions.recovery import Recovery
+from app.sessions.rejecting import replacement
 from app.sessions.service import Defaults, Sessions
 from app.sessions.services import CommandBox, Services
 from app.sessions.skills import SkillListing

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app import wiring
-from app.sessions import journal
+from app.sessions import committing
 from app.sessions.requests import SessionInput
 from app.settings import load
 from app.wiring import build
@@ -57,7 +57,7 @@ async def test_a_store_that_takes_nothing_does_not_keep_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wiring, "CLOSE_S", 0.05)
-    monkeypatch.setattr(journal, "END_S", 0.05)
+    monkeypatch.setattr(committing, "END_S", 0.05)
     path = tmp_path / "x.db"
     settings = load(store={"url": str(path), "busy_timeout_ms": 0}, models={"default": "scripted:echo"})
     wired = await build(settings)

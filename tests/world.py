@@ -44,11 +44,12 @@ from app.sessions.continuing import Continuing
 from app.sessions.delegations import Delegated, Delegations
 from app.sessions.feed import EventFeed, View
 from app.sessions.inbox import Inbox
-from app.sessions.journal import Journal, replacement
+from app.sessions.journal import Journal
 from app.sessions.opening import Opening
 from app.sessions.ports import EventWriter
 from app.sessions.records import Records
 from app.sessions.recovery import Recovery
+from app.sessions.rejecting import replacement
 from app.sessions.requests import DelegationInput, RunInput, SessionInput
 from app.sessions.service import Defaults, Sessions
 from app.sessions.tasks import Retention

@@ -13,7 +13,7 @@ from app.agent.ids import now_us
 from app.cli import DONE, FAILED, USAGE, echo_json
 from app.definitions.catalog import Catalog
 from app.sessions.access import SCOPES, new_key, revocation
-from app.sessions.journal import replacement
+from app.sessions.rejecting import replacement
 from app.sessions.views import moment
 from app.settings import Settings
 from app.store.database import Database

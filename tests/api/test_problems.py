@@ -247,7 +247,7 @@ async def test_while_nothing_can_be_stored_nothing_is_started_and_the_client_is_
     tmp_path: Path,
 ) -> None:
     async with in_process(tmp_path) as running, running.client() as http:
-        running.services.journal._failed = "the disk is full"
+        running.services.journal._commit.failed = "the disk is full"
         for path, sent in (
             (RUN, {"agent": "lead", "input": "x"}),
             ("/v1/sessions", {}),
@@ -264,5 +264,5 @@ async def test_while_nothing_can_be_stored_nothing_is_started_and_the_client_is_
         assert int(ready.headers["retry-after"]) >= 1
         assert ready.json()["checks"]["journal"] == "the disk is full"
         assert (await http.get("/healthz")).json() == {"status": "ok"}
-        running.services.journal._failed = None
+        running.services.journal._commit.failed = None
         assert (await http.get("/readyz")).json()["ready"] is True

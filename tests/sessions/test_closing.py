@@ -8,7 +8,7 @@ import pytest
 
 from app.agent import supervisor as supervisor_module
 from app.agent.errors import Conflict, NotFound, SubagentdError
-from app.sessions import journal as journal_module
+from app.sessions import streams as streams_module
 from tests.agent.probes import Stage
 from tests.plan import ask, call, task
 from tests.sessions.asking import LOOK, kinds_of, moments, questions
@@ -21,7 +21,7 @@ from tests.world import WAIT_S, world
 async def test_nothing_begins_in_a_session_once_it_is_closed_whatever_comes_at_the_same_time(
     tmp_path: Path, how: str, start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "IDLE_STREAMS", 0)  # so that opening a session has to look into the store
+    monkeypatch.setattr(streams_module, "IDLE_STREAMS", 0)  # so that opening a session has to look into the store
     monkeypatch.setattr(supervisor_module, "IDLE_SESSIONS", 0)
     async with world(tmp_path) as w:
         for moment in range(start, 36, 3):

@@ -8,7 +8,7 @@ import pytest
 
 from app.agent.errors import Unavailable
 from app.agent.events import Event, Write
-from app.sessions import journal as journal_module
+from app.sessions import committing
 from app.sessions.ports import EventWriter, Rejected
 from app.sessions.waiting import EVENT_BYTES
 from tests.agent.probes import Stage
@@ -74,10 +74,10 @@ async def mended(w: World, damaged: Damaged) -> None:
 async def test_what_cannot_be_stored_waits_in_order_and_is_shown_when_the_store_is_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    monkeypatch.setattr(committing, "MENDED_S", 0.001)
     async with writing(tmp_path) as room:
         damaged = Damaged(room.writer)
-        room.journal._thread._writer = damaged
+        room.journal._commit._thread._writer = damaged
         one, two = room.begin(), room.begin()
         await room.journal.flush()
         damaged.broken = one.session.id
@@ -110,10 +110,10 @@ async def test_what_cannot_be_stored_waits_in_order_and_is_shown_when_the_store_
 async def test_a_session_that_cannot_be_stored_takes_no_room_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    monkeypatch.setattr(committing, "MENDED_S", 0.001)
     async with writing(tmp_path, max_bytes=MAX_BYTES) as room:
         damaged = Damaged(room.writer)
-        room.journal._thread._writer = damaged
+        room.journal._commit._thread._writer = damaged
         one, two = room.begin(), room.begin()
         await room.journal.flush()
         damaged.broken = one.session.id
@@ -155,7 +155,7 @@ async def test_an_end_with_facts_that_cannot_be_stored_names_the_damage(
 ) -> None:
     async with writing(tmp_path) as room:
         damaged = Damaged(room.writer)
-        room.journal._thread._writer = damaged
+        room.journal._commit._thread._writer = damaged
         talk = room.begin()
         await room.journal.flush()
         damaged.broken = talk.session.id
@@ -169,7 +169,7 @@ async def test_an_end_with_facts_that_cannot_be_stored_names_the_damage(
 async def test_nothing_is_begun_in_a_session_that_cannot_be_stored_and_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    monkeypatch.setattr(committing, "MENDED_S", 0.001)
     held = Wrapping()
     async with world(tmp_path, wrap=held) as w:
         broken, whole = await w.session(), await w.session()
@@ -187,7 +187,7 @@ async def test_nothing_is_begun_in_a_session_that_cannot_be_stored_and_others_go
 async def test_a_delegation_whose_end_cannot_be_stored_is_answered_with_the_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    monkeypatch.setattr(committing, "MENDED_S", 0.001)
     stage, held = Stage(), Wrapping()
     async with world(tmp_path, tools=stage.tools, wrap=held) as w:
         delegated = await w.delegate(task({"calls": [call("hold", key="x")]}, "end"))
@@ -206,7 +206,7 @@ async def test_a_delegation_whose_end_cannot_be_stored_is_answered_with_the_dama
 async def test_a_cancel_that_cannot_be_stored_is_not_answered_as_done_for_a_run_that_was_just_taken_up_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    monkeypatch.setattr(committing, "MENDED_S", 0.001)
     stage, held = Stage(), Wrapping()
     async with world(tmp_path, tools=stage.tools, wrap=held) as w:
         run = await w.run(task({"calls": [call("hold", key="x")]}, "never"))
@@ -224,7 +224,7 @@ async def test_a_cancel_that_cannot_be_stored_is_not_answered_as_done_for_a_run_
 async def test_new_sessions_are_refused_where_none_can_be_stored_before_they_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MENDED_S", 0.001)
+    monkeypatch.setattr(committing, "MENDED_S", 0.001)
     writers: list[NoPlace] = []
 
     def wrap(real: EventWriter) -> NoPlace:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.agent.errors import TooMany
-from app.sessions import journal as journal_module
+from app.sessions import streams as streams_module
 from app.sessions.feed import CHUNK_BYTES, EventFeed, View
 from app.sessions.recent import Recent
 from app.wire import decode
@@ -155,7 +155,7 @@ async def test_a_view_until_idle_ends_with_the_last_idle_and_not_with_an_earlier
         talk.record(idle)
         await room.journal.flush()
         if not at_hand:  # as after a restart
-            monkeypatch.setattr(journal_module, "IDLE_STREAMS", 0)
+            monkeypatch.setattr(streams_module, "IDLE_STREAMS", 0)
             room.journal.release(talk.session.id)
             room.journal.recent.forget(talk.session.id)
             assert room.journal.head(talk.session.id) is None
@@ -203,7 +203,7 @@ async def test_a_session_that_is_opened_while_a_reader_joins_is_shown_in_order(
     async with writing(tmp_path) as room:
         feed, talk = EventFeed(room.log, room.bus, room.journal), room.begin()
         await room.journal.flush()
-        monkeypatch.setattr(journal_module, "IDLE_STREAMS", 0)
+        monkeypatch.setattr(streams_module, "IDLE_STREAMS", 0)
         room.journal.release(talk.session.id)
         room.journal.recent.forget(talk.session.id)
         task = asyncio.create_task(seen_by(feed, view(talk)))

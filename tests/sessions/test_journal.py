@@ -15,7 +15,9 @@ from app.agent.errors import NotFound, Unavailable
 from app.agent.events import Write
 from app.agent.ids import now_us
 from app.masking import ValueMasker
-from app.sessions import journal as journal_module
+from app.sessions import committing
+from app.sessions import streams as streams_module
+from app.sessions.rejecting import replacement
 from app.store.notes import SqlNoteStore
 from tests.sessions.writers import Talk, writing
 from tests.world import WAIT_S
@@ -31,8 +33,8 @@ def stories(*rare: str) -> st.SearchStrategy[list[tuple[int, str]]]:
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is away is asked again soon."""
-    monkeypatch.setattr(journal_module, "RETRY_FIRST_S", 0.001)
-    monkeypatch.setattr(journal_module, "RETRY_MAX_S", 0.004)
+    monkeypatch.setattr(committing, "RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(committing, "RETRY_MAX_S", 0.004)
 
 
 def note(key: str) -> Write:
@@ -162,7 +164,7 @@ async def test_an_event_of_a_session_that_another_process_numbers_is_not_shown(t
         await room.journal.flush()
         stolen = talk.facts.waiting(talk.run)
         stolen.seq = 3
-        other = room.database.writer(journal_module.replacement)
+        other = room.database.writer(replacement)
         assert other.write([stolen]) == ()
         other.close()
         event = talk.record()
@@ -267,7 +269,7 @@ async def test_closing_stores_what_is_left_even_when_the_store_comes_back_only_t
 async def test_a_session_that_was_forgotten_goes_on_with_its_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "IDLE_STREAMS", 0)
+    monkeypatch.setattr(streams_module, "IDLE_STREAMS", 0)
     async with writing(tmp_path) as room:
         talk = room.begin()
         room.journal.release(talk.session.id)  # not forgotten yet: it has facts that wait
@@ -285,7 +287,7 @@ async def test_a_session_that_was_forgotten_goes_on_with_its_numbers(
 async def test_an_erased_session_cannot_be_opened_again_with_numbers_from_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "IDLE_STREAMS", 0)
+    monkeypatch.setattr(streams_module, "IDLE_STREAMS", 0)
     async with writing(tmp_path) as room:
         talk = room.begin()
         talk.record(lambda facts, _: facts.closed("deleted"))
@@ -299,7 +301,7 @@ async def test_an_erased_session_cannot_be_opened_again_with_numbers_from_the_be
 async def test_a_session_that_waits_for_a_commit_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "IDLE_STREAMS", 1)
+    monkeypatch.setattr(streams_module, "IDLE_STREAMS", 1)
     async with writing(tmp_path) as room:
         talks = [room.begin() for _ in range(5)]
         for talk in talks:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.agent import supervisor as supervisor_module
 from app.agent.errors import SubagentdError
-from app.sessions import journal as journal_module
+from app.sessions import streams as streams_module
 from app.sessions.feed import View
 from tests.agent.probes import Stage
 from tests.plan import ask, call, task
@@ -29,7 +29,7 @@ SCHEDULES = st.lists(st.tuples(st.sampled_from(OPS), st.integers(0, 1), st.integ
 
 def forget_everything(patch: pytest.MonkeyPatch) -> None:
     """The numbers of a session are forgotten as soon as they may be, so that they have to be read again."""
-    patch.setattr(journal_module, "IDLE_STREAMS", 0)
+    patch.setattr(streams_module, "IDLE_STREAMS", 0)
     patch.setattr(supervisor_module, "IDLE_SESSIONS", 0)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from app.agent import supervisor as supervisor_module
 from app.agent.errors import Conflict, Denied, InvalidRequest, NotFound, SubagentdError, Unavailable
-from app.sessions import journal as journal_module
 from app.sessions import service as service_module
+from app.sessions import streams as streams_module
 from app.sessions.requests import DelegationInput, RunInput, SessionInput
 from tests.agent.probes import Probe, Stage, echo
 from tests.plan import ask, call, task
@@ -166,7 +166,7 @@ async def test_a_session_is_stored_when_it_is_answered_and_shows_what_it_was_mad
 async def test_sessions_that_were_forgotten_in_between_go_on_with_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "IDLE_STREAMS", 0)
+    monkeypatch.setattr(streams_module, "IDLE_STREAMS", 0)
     monkeypatch.setattr(supervisor_module, "IDLE_SESSIONS", 0)
     monkeypatch.setattr(service_module, "KNOWN_SESSIONS", 1)
     async with world(tmp_path) as w:

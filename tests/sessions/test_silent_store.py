@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.agent.errors import Unavailable
-from app.sessions import journal as journal_module
+from app.sessions import committing
 from tests.sessions.test_journal import note
 from tests.sessions.writers import writing
 from tests.world import WAIT_S
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.spec("12.3")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries come at once, and the end of a thread is not waited for."""
-    monkeypatch.setattr(journal_module, "RETRY_FIRST_S", 0.001)
-    monkeypatch.setattr(journal_module, "END_S", 0.01)
+    monkeypatch.setattr(committing, "RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(committing, "END_S", 0.01)
 
 
 async def test_a_store_that_is_silent_is_told_as_a_problem_before_it_fails(
@@ -31,7 +31,7 @@ async def test_a_store_that_is_silent_is_told_as_a_problem_before_it_fails(
         talk = room.begin()
         await room.journal.flush()
         assert room.journal.problem is None
-        monkeypatch.setattr(journal_module, "SILENT_S", 0)
+        monkeypatch.setattr(committing, "SILENT_S", 0)
         room.writer.gate.clear()
         talk.record()
         async with asyncio.timeout(WAIT_S):
@@ -88,7 +88,7 @@ async def test_clients_that_ask_again_and_again_take_one_place_in_the_queue(tmp_
 async def test_a_reader_goes_on_as_soon_as_the_store_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "SILENT_S", 1000)
+    monkeypatch.setattr(committing, "SILENT_S", 1000)
     async with writing(tmp_path) as room:
         talk = room.begin()
         await room.journal.flush()

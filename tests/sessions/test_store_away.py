@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.sessions import journal as journal_module
+from app.sessions import committing
 from tests.agent.probes import Stage
 from tests.plan import ask, call, task
 from tests.sessions.asking import LOOK, moments
@@ -18,7 +18,7 @@ from tests.world import WAIT_S, world
 async def test_runs_go_on_and_lose_nothing_while_the_store_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr(committing, "RETRY_FIRST_S", 0.001)
     held = Wrapped()
     async with world(tmp_path, wrap=held) as w:
         session = await w.session()

@@ -14,8 +14,9 @@ from app.agent.events import Event, Write
 from app.agent.runs import Run, Session
 from app.bus.memory import MAX_BYTES, MemoryBus
 from app.masking import ValueMasker
-from app.sessions.journal import Journal, replacement
+from app.sessions.journal import Journal
 from app.sessions.ports import EventWriter, Rejected, TransientStoreError
+from app.sessions.rejecting import replacement
 from app.store.database import Database
 from app.store.events import SqlEventLog
 from tests.store.facts import Facts

@@ -349,6 +349,6 @@ class Facts:
 
 def replaced(event: Event, why: str) -> Event:
     """The `error` event in the place of another, as the journal builds it."""
-    from app.sessions.journal import replacement
+    from app.sessions.rejecting import replacement
 
     return replacement(event, why)
