@@ -13,9 +13,11 @@ from typing import Any
 
 from app.agent import events
 from app.agent.errors import Conflict, InvalidRequest, NotFound
-from app.agent.events import Event, Recorder
+from app.agent.events import Event
+from app.agent.governed import PermissionRequested, PermissionResolved
 from app.agent.ids import new_id, now_us
 from app.agent.permissions import Decision, PermissionRule, Scope, Verdict
+from app.agent.ports import Recorder
 from app.agent.runs import AskedBefore, LeftCall, Run, Session
 
 EXPIRES_MS = 300_000  # spec 8.2
@@ -199,7 +201,7 @@ class Approvals:
     def withdraw(self, run: Run, question: AskedBefore, call_id: str, tool: str) -> None:
         """Nobody puts this question again: its run has ended without."""
         self.unexpect(question.approval_id)
-        payload = events.PermissionResolved(
+        payload = PermissionResolved(
             approval_id=question.approval_id,
             call_id=call_id,
             tool=tool,
@@ -289,10 +291,10 @@ def digest_of(tool: str, arguments: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def _requested(question: Question) -> events.PermissionRequested:
+def _requested(question: Question) -> PermissionRequested:
     decision = question.decision
     rule = decision.suggested_rule
-    payload = events.PermissionRequested(
+    payload = PermissionRequested(
         approval_id=question.id,
         call_id=question.call_id,
         tool=question.tool,
@@ -310,11 +312,11 @@ def _requested(question: Question) -> events.PermissionRequested:
     return payload
 
 
-def _resolved(question: Question, answer: Answer, rule: PermissionRule | None) -> events.PermissionResolved:
+def _resolved(question: Question, answer: Answer, rule: PermissionRule | None) -> PermissionResolved:
     """`rule`: what a person's answer allows from now on, for this question and for those that it releases."""
     person = answer.kind in (AnswerKind.ALLOW_ONCE, AnswerKind.ALLOW_SESSION, AnswerKind.DENY)
     kinds = {AnswerKind.EXPIRED: "timeout", AnswerKind.CANCELLED: "cancelled", AnswerKind.RELEASED: "rule"}
-    return events.PermissionResolved(
+    return PermissionResolved(
         approval_id=question.id,
         call_id=question.call_id,
         tool=question.tool,

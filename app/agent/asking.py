@@ -15,9 +15,11 @@ from app.agent.artifacts import JSON, new_artifact
 from app.agent.budget import Amount
 from app.agent.chat import ChatModel, ChatRequest, Delta, DeltaKind, Emit, Prices, Reply
 from app.agent.errors import ModelError
-from app.agent.events import EventKind, Masker, Recorder, TextDelta
+from app.agent.events import EventKind
 from app.agent.filters import masked
 from app.agent.messages import NO_USAGE, Message, Role, ToolCall, Usage
+from app.agent.payloads import ModelRecorded, StepRetried, TextDelta, WithdrawnText
+from app.agent.ports import Masker, Recorder
 from app.agent.runs import Run
 from app.agent.work import Work, keep_partial
 
@@ -125,17 +127,17 @@ async def _rest(work: Work, pause: Awaitable[None]) -> None:
 
 def _withdraw(work: Work, error: ModelError, tried: int, pause_ms: float, shown: _Shown) -> None:
     """State that the step is tried again and take back what it has sent; nothing of it enters the memory."""
-    withdrawn: list[events.WithdrawnText] = []
+    withdrawn: list[WithdrawnText] = []
     for (kind, call_id), pieces in shown.texts.items():
         text = work.calls.masked("".join(pieces))
-        entry = events.WithdrawnText(
+        entry = WithdrawnText(
             of=kind, length=len(text), digest=hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         )
         if call_id is not None:
             entry["call"] = call_id
         withdrawn.append(entry)
     work.shown, work.thought = [], []
-    payload = events.StepRetried(
+    payload = StepRetried(
         attempt=tried,
         code=error.code,
         message=work.calls.masked(error.message),
@@ -225,7 +227,7 @@ class RecordedModel:
         texts = (json.dumps(masked(value, self._masker), ensure_ascii=False, default=str) for value in kept)
         written = [new_artifact(self._run, None, text, JSON) for text in texts]
         ids = [artifact_id for artifact_id, _ in written]
-        payload = events.ModelRecorded(model=self.name, request=ids[0], reply=ids[1] if reply is not None else None)
+        payload = ModelRecorded(model=self.name, request=ids[0], reply=ids[1] if reply is not None else None)
         self._recorder.record(self._run, events.MODEL_RECORDED, payload, also=tuple(row for _, row in written))
 
 

@@ -26,11 +26,14 @@ from app.agent.errors import (
     ToolError,
     UnknownTool,
 )
-from app.agent.events import Masker, Recorder, Write
+from app.agent.events import Write
+from app.agent.governed import DuplicateBlocked
 from app.agent.ids import new_id
 from app.agent.interruption import GRACE_MS
 from app.agent.invocation import Invocations
 from app.agent.messages import Message, Role, ToolCall
+from app.agent.payloads import ErrorInfo, RunResumed, RunWaiting, ToolCalled, ToolResulted, ToolStarted
+from app.agent.ports import Masker, Recorder
 from app.agent.runs import LeftCall, Run, ToolActivity
 from app.agent.texts import filled
 from app.agent.tools import (
@@ -162,7 +165,7 @@ class ToolCalls:
         """The run waits for one thing more: a child, or a person."""
         self._waits[reason] = self._waits.get(reason, 0) + 1
         if self._waits[reason] == 1:
-            self._recorder.record(run, events.RUN_WAITING, events.RunWaiting(reason=reason))
+            self._recorder.record(run, events.RUN_WAITING, RunWaiting(reason=reason))
 
     def resume(self, run: Run, reason: str = "child") -> None:
         """The run waits for one thing less; nothing happens when it does not wait for that."""
@@ -175,9 +178,9 @@ class ToolCalls:
         del self._waits[reason]
         if self._waits:
             other = next(iter(self._waits))
-            self._recorder.record(run, events.RUN_WAITING, events.RunWaiting(reason=other))
+            self._recorder.record(run, events.RUN_WAITING, RunWaiting(reason=other))
         else:
-            self._recorder.record(run, events.RUN_RESUMED, events.RunResumed(reason=reason))
+            self._recorder.record(run, events.RUN_RESUMED, RunResumed(reason=reason))
 
     async def one(self, turn: Turn, call: ToolCall, sub: int) -> Message:
         """One call through all stages of spec 6.5."""
@@ -248,7 +251,7 @@ class ToolCalls:
         circle = self.duplicates.check(call.call_id, tool.spec.name, arguments, poller=tool.spec.poller)
         if circle is None:
             return
-        payload = events.DuplicateBlocked(
+        payload = DuplicateBlocked(
             call_id=call.call_id,
             tool=tool.spec.name,
             cycle=circle.length,
@@ -269,7 +272,7 @@ class ToolCalls:
 
     def _begin(self, turn: Turn, tool: Tool, call: ToolCall) -> events.Event:
         """State that the tool starts."""
-        payload = events.ToolStarted(call_id=call.call_id, tool=tool.spec.name, read_only=tool.spec.read_only)
+        payload = ToolStarted(call_id=call.call_id, tool=tool.spec.name, read_only=tool.spec.read_only)
         if tool.spec.delegation:
             payload["delegation"] = True
         start = self._recorder.record(turn.run, events.TOOL_START, payload, step=turn.step)
@@ -381,7 +384,7 @@ class ToolCalls:
         counts = self._activity.setdefault(call.name, [0, 0])
         counts[0] += 1
         counts[1] += duration_ms
-        payload = events.ToolResulted(
+        payload = ToolResulted(
             call_id=call.call_id,
             provider_call_id=call.provider_call_id,
             tool=call.name,
@@ -404,7 +407,7 @@ class ToolCalls:
             if settled:
                 payload["acknowledges"] = settled
         if stop is not None:
-            payload["stops"] = events.ErrorInfo(code=stop.code, message=self._masker.text(stop.message))
+            payload["stops"] = ErrorInfo(code=stop.code, message=self._masker.text(stop.message))
         self._recorder.record(turn.run, events.TOOL_RESULT, payload, step=turn.step, also=also)
         seq = turn.memory_seq + sub
         return Message(role=Role.TOOL, content=content, tool_call_id=call.call_id, is_error=result.is_error, seq=seq)
@@ -467,8 +470,8 @@ def _is_waiting(turn: Turn, call: ToolCall) -> bool:
     return tool is not None and (tool.spec.delegation or tool.spec.waits)
 
 
-def _called(call: ToolCall, arguments: Any, sub: int) -> events.ToolCalled:
-    return events.ToolCalled(
+def _called(call: ToolCall, arguments: Any, sub: int) -> ToolCalled:
+    return ToolCalled(
         call_id=call.call_id,
         provider_call_id=call.provider_call_id,
         tool=call.name,

@@ -14,13 +14,14 @@ from app.agent import events
 from app.agent.admission import Places
 from app.agent.approvals import AnswerKind, Approvals, digest_of
 from app.agent.errors import CallDenied, InvalidArguments
-from app.agent.events import Recorder
+from app.agent.governed import HookDecision, PermissionResolved
 from app.agent.hooks import Decision as HookVerdict
 from app.agent.hooks import HookCall, HookPoint, HookRegistry, Outcome, Round
 from app.agent.interruption import Interruption, OutOfTime, bounded
 from app.agent.permission_rules import COMMAND, PermissionRule, lies_in
 from app.agent.permission_subjects import place_of
 from app.agent.permissions import Decision, DecisionKind, Means, PermissionPolicy, Verdict
+from app.agent.ports import Recorder
 from app.agent.runs import AskedBefore, Run, Session
 from app.agent.tools import SchemaChecker, Tool, ToolResult, ToolSpec
 
@@ -380,16 +381,14 @@ async def _of(task: asyncio.Task[T]) -> T:
     return await task
 
 
-def decision_event(
-    call_id: str | None, tool: str, arguments: Any, decision: Decision
-) -> events.PermissionResolved | None:
+def decision_event(call_id: str | None, tool: str, arguments: Any, decision: Decision) -> PermissionResolved | None:
     """What the log says of a decision that a rule has made, or the default where it is not to allow; None where nobody
     has restricted anything."""
     if decision.kind is DecisionKind.DEFAULT and decision.verdict is Verdict.ALLOW:
         return None
     # nobody is asked where there is no call that could wait
     denied = call_id is None and decision.verdict is Verdict.ASK
-    return events.PermissionResolved(
+    return PermissionResolved(
         approval_id=None,
         call_id=call_id,
         tool=tool,
@@ -405,9 +404,9 @@ def decision_event(
     )
 
 
-def hook_event(decision: HookVerdict, tool: str | None, call_id: str | None) -> events.HookDecision:
+def hook_event(decision: HookVerdict, tool: str | None, call_id: str | None) -> HookDecision:
     """What the log says of a hook's decision."""
-    return events.HookDecision(
+    return HookDecision(
         hook=decision.hook,
         kind=decision.kind,
         point=decision.point.value,

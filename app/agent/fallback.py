@@ -12,12 +12,12 @@ from app.agent.attempts import Attempts, deadline_of
 from app.agent.clearance import decision_event
 from app.agent.definition import AgentDefinition, AgentMode, SurfaceKind, tool_name_of
 from app.agent.errors import CallDenied, Conflict
-from app.agent.events import Recorder
 from app.agent.handoff_input import HandoffInputs
 from app.agent.open_handoff import FAULT, OpenHandoff
 from app.agent.orders import DIRECT, Delegator, HandoffOrder, HandoffResult, reuse_plan
 from app.agent.permissions import PermissionPolicy, Verdict
 from app.agent.policy import OnProblem, Reaction
+from app.agent.ports import Recorder
 from app.agent.returned import bounded, neutralised
 from app.agent.runs import Failure, Fallback, HandoffStatus
 from app.agent.texts import filled

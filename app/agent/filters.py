@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.agent.events import Masker
 from app.agent.policy import FilterRef, HandoffInput
+from app.agent.ports import Masker
 
 CONTEXT_CHARS = 8_000  # of a context that `cut_context` leaves when no number is given
 FILTERS_S = 60.0  # for all filters of a handoff: as long as a tool may take

@@ -6,11 +6,11 @@ Begins and ends nothing (`supervisor.py`).
 import asyncio
 from typing import NamedTuple
 
-from app.agent import events
 from app.agent.admission import Slots
 from app.agent.budget import Amount, Budget
 from app.agent.ids import new_id
 from app.agent.live_run import LiveRun
+from app.agent.payloads import FallbackInfo, RunQueued
 from app.agent.runs import Run, RunOutcome, RunRequest, Session, SessionCounters
 
 
@@ -84,9 +84,9 @@ def run_of(request: RunRequest, ordinal: int) -> Run:
     )
 
 
-def queued_payload(run: Run, request: RunRequest) -> events.RunQueued:
+def queued_payload(run: Run, request: RunRequest) -> RunQueued:
     """What `run.queued` says."""
-    payload = events.RunQueued(
+    payload = RunQueued(
         memory_id=run.memory_id,
         turn=run.turn,
         handoff_id=run.handoff_id,
@@ -100,7 +100,7 @@ def queued_payload(run: Run, request: RunRequest) -> events.RunQueued:
         timeout_ms=request.timeout_ms or None,
     )
     if request.fallback is not None:
-        payload["fallback"] = events.FallbackInfo(kind=request.fallback.kind, target=request.fallback.target)
+        payload["fallback"] = FallbackInfo(kind=request.fallback.kind, target=request.fallback.target)
     version = request.definition.source.version
     if version is not None:
         payload["agent_version"] = version

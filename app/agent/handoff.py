@@ -14,7 +14,6 @@ from typing import Any
 from app.agent import events
 from app.agent.attempts import Attempts, outcome_of
 from app.agent.budget import NOTHING, ONE_DELEGATION, Amount, Budget, Refusal
-from app.agent.events import Masker, Recorder
 from app.agent.fallback import Fallbacks, forbidden
 from app.agent.filters import InputFilters
 from app.agent.handoff_input import HandoffInputs
@@ -31,6 +30,7 @@ from app.agent.orders import (
     TaskState,
     reuse_plan,
 )
+from app.agent.ports import Masker, Recorder
 from app.agent.returned import bounded, neutralised
 from app.agent.runs import (
     Failure,

@@ -12,9 +12,9 @@ from typing import Any
 from app.agent import events
 from app.agent.clearance import Cleared, Sight
 from app.agent.errors import HandoffStop, ToolError
-from app.agent.events import Recorder
 from app.agent.interruption import Interruption, OutOfTime, bounded
 from app.agent.messages import ToolCall
+from app.agent.ports import Recorder
 from app.agent.tools import Interrupt, Tool, ToolContext, ToolResult, ToolSpec
 from app.agent.turns import Turn
 

@@ -17,7 +17,7 @@ from app.agent.control import Control
 from app.agent.definition import MAX_STEPS
 from app.agent.delegation import Roster
 from app.agent.duplicates import DuplicateLimits
-from app.agent.events import Event, Masker, Recorder
+from app.agent.events import Event
 from app.agent.filters import Find
 from app.agent.hooks import NO_HOOKS, NO_OWN_HOOKS, HookCatalog, HookRegistry
 from app.agent.interruption import GRACE_MS
@@ -26,6 +26,7 @@ from app.agent.orders import SUBAGENT_STEPS, Pacing
 from app.agent.patience import ModelGates, Patience
 from app.agent.permission_subjects import CommandParser, PathResolver
 from app.agent.policy import ToolInherit
+from app.agent.ports import Masker, Recorder
 from app.agent.runs import MemoryState, Run, RunOutcome, RunRequest, Session
 from app.agent.shared_memories import Load, MemorySeat
 from app.agent.skills import NO_SKILLS, SkillCatalog

@@ -14,7 +14,9 @@ from app.agent.asking import FORCED_TEMPERATURE, ask, summarised
 from app.agent.chat import TOOL_CHOICES, ChatRequest, Finish, Reply
 from app.agent.compaction import CONTEXT_OVERFLOW
 from app.agent.errors import BudgetSpent, HandoffStop, InvalidOutput, ModelError
+from app.agent.governed import AnswerForced
 from app.agent.messages import NO_USAGE, Message, Role
+from app.agent.payloads import StepCompleted, StepStarted
 from app.agent.runs import Progress, StopReason
 from app.agent.texts import filled
 from app.agent.transcript import acceptable
@@ -85,7 +87,7 @@ async def _taken_up(work: Work, progress: Progress) -> Answer | None:
         called = await _called(work, progress, *progress.turn)
     if not progress.complete:
         usage = progress.step_usage.as_dict()
-        payload = events.StepCompleted(finish=finish.value, tool_calls=called, usage=usage, duration_ms=0)
+        payload = StepCompleted(finish=finish.value, tool_calls=called, usage=usage, duration_ms=0)
         work.recorder.record(work.run, events.STEP_COMPLETED, payload, step=progress.steps)
     return answer
 
@@ -152,7 +154,7 @@ async def _step(work: Work) -> Answer | None:
     work.step_usage = NO_USAGE
     step, loop = work.steps, asyncio.get_running_loop()
     began = loop.time()
-    work.recorder.record(work.run, events.STEP_STARTED, events.StepStarted(model=work.model.name), step=step)
+    work.recorder.record(work.run, events.STEP_STARTED, StepStarted(model=work.model.name), step=step)
     reply = await _reply(work, request)
     seq = keep_reply(work, reply)
     answer = None
@@ -344,8 +346,8 @@ async def _last_step(work: Work, reason: StopReason, max_tokens: int | None) -> 
     work.step_usage = NO_USAGE
     step, began = work.steps, asyncio.get_running_loop().time()
     if not work.forcing:
-        work.recorder.record(work.run, events.ANSWER_FORCED, events.AnswerForced(reason=reason.value), step=step)
-    started = events.StepStarted(model=work.model.name, forced=True)
+        work.recorder.record(work.run, events.ANSWER_FORCED, AnswerForced(reason=reason.value), step=step)
+    started = StepStarted(model=work.model.name, forced=True)
     work.recorder.record(work.run, events.STEP_STARTED, started, step=step)
     if not (work.forcing and work.memory.messages[-1].content == work.texts.forced_answer):
         work.add(Role.USER, work.texts.forced_answer)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from app.agent import events
-from app.agent.events import Event, Recorder
+from app.agent.events import Event
+from app.agent.governed import Noticed
 from app.agent.ids import new_id
+from app.agent.ports import Recorder
 from app.agent.runs import Run, Session
 
 Heir = Callable[[str], str | None]
@@ -74,7 +76,7 @@ class Notices:
             above=above,
         )
         self._keep(notice)
-        payload = events.Noticed(
+        payload = Noticed(
             notice_id=notice.id,
             kind=kind.value,
             for_run=run.id,

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.agent import events
 from app.agent.budget import NOTHING, ONE_DELEGATION, Budget, Refusal, Reservation
+from app.agent.governed import HandoffEnded, HandoffStarted
 from app.agent.orders import BUDGET_CODE, Delegator, HandoffOrder, HandoffResult, TaskState
+from app.agent.payloads import ErrorInfo, FallbackInfo
 from app.agent.runs import Failure, Fallback, HandoffStatus, Progress, ReusePlan, RunOutcome
 
 FAULT = Failure(code="internal_error", message="internal error; the server's log has the details")
@@ -197,10 +198,10 @@ class OpenHandoff:
         )
 
 
-def started_payload(handoff: OpenHandoff) -> events.HandoffStarted:
+def started_payload(handoff: OpenHandoff) -> HandoffStarted:
     """What `handoff.start` says."""
     by, order, plan = handoff.by, handoff.order, handoff.plan
-    payload = events.HandoffStarted(
+    payload = HandoffStarted(
         handoff_id=handoff.id,
         call_id=order.call_id,
         tool=order.tool,
@@ -232,10 +233,10 @@ def started_payload(handoff: OpenHandoff) -> events.HandoffStarted:
     return payload
 
 
-def ended_payload(handoff: OpenHandoff, result: HandoffResult) -> events.HandoffEnded:
+def ended_payload(handoff: OpenHandoff, result: HandoffResult) -> HandoffEnded:
     """What `handoff.end` says."""
     by, order, error = handoff.by, handoff.order, result.error
-    payload = events.HandoffEnded(
+    payload = HandoffEnded(
         handoff_id=result.handoff_id,
         call_id=order.call_id,
         tool=order.tool,
@@ -247,9 +248,9 @@ def ended_payload(handoff: OpenHandoff, result: HandoffResult) -> events.Handoff
         attempts=handoff.attempts,
         duration_ms=int((asyncio.get_running_loop().time() - handoff.began) * 1000),
         output=result.output,
-        error=events.ErrorInfo(code=error.code, message=error.message) if error else None,
+        error=ErrorInfo(code=error.code, message=error.message) if error else None,
         run_ids=list(result.run_ids),
     )
     if result.fallback is not None:
-        payload["fallback"] = events.FallbackInfo(kind=result.fallback.kind, target=result.fallback.target)
+        payload["fallback"] = FallbackInfo(kind=result.fallback.kind, target=result.fallback.target)
     return payload

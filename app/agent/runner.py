@@ -17,8 +17,9 @@ from app.agent.compaction import Context, reserving
 from app.agent.definition import AgentDefinition
 from app.agent.equipment import Equipment
 from app.agent.errors import BudgetSpent, ModelError, SubagentdError
-from app.agent.events import EventKind, RunEnded
+from app.agent.events import EventKind
 from app.agent.filters import InputFilters
+from app.agent.governed import SubagentStarted, SubagentStopped
 from app.agent.handoff import Handoffs
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.loop import react
@@ -27,6 +28,7 @@ from app.agent.notices import Notices
 from app.agent.orders import canonical, composed
 from app.agent.own_runner import OwnRunnerModel, drive
 from app.agent.patience import patiently
+from app.agent.payloads import ActivityInfo, ErrorInfo, RunEnded, RunResumed, RunStarted
 from app.agent.runs import Failure, Launcher, Run, RunOutcome, RunRequest, RunStatus, StopReason
 from app.agent.subagent_hooks import RESULT_HEAD, SENT_BACK
 from app.agent.texts import filled
@@ -263,16 +265,16 @@ class SubAgentRunner:
         run, progress, recorder = live.run, live.request.progress, self._parts.recorder
         live.stated = True
         if progress is None or not progress.started:
-            recorder.record(run, events.RUN_STARTED, events.RunStarted(model=model, tools=tools))
+            recorder.record(run, events.RUN_STARTED, RunStarted(model=model, tools=tools))
         else:
-            resumed = events.RunResumed(reason=RESTART, attempt=run.attempt, epoch=run.epoch)
+            resumed = RunResumed(reason=RESTART, attempt=run.attempt, epoch=run.epoch)
             recorder.record(run, events.RUN_RESUMED, resumed)
 
     def _begun(self, live: LiveRun, *, again: bool) -> None:
         """State that a subagent has started, if that was not stated `again`."""
         run, progress = live.run, live.request.progress
         if not again:
-            payload = events.SubagentStarted(agent=run.agent, name=run.name, prompt=live.request.task)
+            payload = SubagentStarted(agent=run.agent, name=run.name, prompt=live.request.task)
             self._parts.recorder.record(run, events.SUBAGENT_START, payload)
         live.started = True
         if live.hooks is not None:
@@ -345,7 +347,7 @@ class SubAgentRunner:
             recorder.record(
                 run,
                 events.SUBAGENT_STOP,
-                events.SubagentStopped(
+                SubagentStopped(
                     agent=run.agent,
                     name=run.name,
                     result=(outcome.output or (error.message if error else ""))[:RESULT_HEAD],
@@ -414,8 +416,8 @@ def ended_payload(outcome: RunOutcome, duration_ms: int, open_tasks: Sequence[st
         usage_total=outcome.usage_total.as_dict(),
         forced=outcome.forced,
         partial=outcome.partial,
-        error=events.ErrorInfo(code=outcome.error.code, message=outcome.error.message) if outcome.error else None,
-        activity=[events.ActivityInfo(name=a.name, calls=a.calls, total_ms=a.total_ms) for a in outcome.activity],
+        error=ErrorInfo(code=outcome.error.code, message=outcome.error.message) if outcome.error else None,
+        activity=[ActivityInfo(name=a.name, calls=a.calls, total_ms=a.total_ms) for a in outcome.activity],
         duration_ms=duration_ms,
         open_tasks=list(open_tasks),
     )

@@ -13,9 +13,9 @@ from typing import Any
 from app.agent import events
 from app.agent.clearance import hook_event, spoken
 from app.agent.errors import HookDenied
-from app.agent.events import Recorder
 from app.agent.hooks import Decision, HookCall, HookPoint, HookRegistry, Outcome, Round
 from app.agent.interruption import OutOfTime
+from app.agent.ports import Recorder
 from app.agent.runs import Run
 
 RESULT_HEAD = 200  # characters of the result that a hook and subagent.stop are told (spec 6.1)

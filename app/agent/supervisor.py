@@ -20,7 +20,7 @@ from app.agent.budget import Budget
 from app.agent.control import half_left
 from app.agent.equipment import Equipment
 from app.agent.errors import Conflict, NotFound, Unavailable
-from app.agent.events import Event, Masker, Recorder
+from app.agent.events import Event
 from app.agent.flights import Air, Flight, Found, queued_payload, run_of
 from app.agent.handoff import Handoffs
 from app.agent.interruption import LAST_WORD_S, LastWords
@@ -30,6 +30,8 @@ from app.agent.notices import Notices
 from app.agent.open_handoff import OpenHandoff
 from app.agent.open_handoffs import ENDING_S
 from app.agent.patience import STOPPING
+from app.agent.payloads import RunWaiting, SessionIdle
+from app.agent.ports import Masker, Recorder
 from app.agent.runner import SubAgentRunner
 from app.agent.runs import (
     HandoffStatus,
@@ -53,7 +55,7 @@ IDLE_SESSIONS = 1_000  # whose numbers are kept at hand: some KiB each, more whe
 PAUSE_SHARE, PAUSE_S = 0.25, 2.0  # of a grace, for steps that were begun to end; at most so long
 LOOK_S = 0.05  # between two looks at who still works
 QUEUED_TURNS = 100  # of one session
-ENDED_RUNS = 5_000  # that are found without a look into the store
+ENDED_RUNS = 2_000  # that are found without a look into the store
 _NOT_WORD = re.compile(r"[^\w-]+")
 Ending = Callable[[Run, RunStatus], Usage]  # what those used that were closed
 
@@ -161,7 +163,7 @@ class RunSupervisor:
         air = self._sessions[session_id]
         if air.worked:
             air.worked = False
-            self._recorder.record(air.session, events.SESSION_IDLE, events.SessionIdle())
+            self._recorder.record(air.session, events.SESSION_IDLE, SessionIdle())
 
     @contextmanager
     def keep(self, session: Session) -> Iterator[None]:
@@ -632,7 +634,7 @@ class RunSupervisor:
         for flight in self._flights.values():
             live = flight.live
             if live.stated and live.outcome is None:
-                self._recorder.record(live.run, events.RUN_WAITING, events.RunWaiting(reason="drain"))
+                self._recorder.record(live.run, events.RUN_WAITING, RunWaiting(reason="drain"))
             live.hooks = None  # the subagent has not stopped
         self._recorder.seal()
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from app.agent.definition import AgentDefinition, Inherit, InheritKind, SessionMode, SessionScope, Surface, SurfaceKind
 from app.agent.errors import HandoffStop, InvalidArguments, InvalidRequest
-from app.agent.events import Masker
 from app.agent.handoff import Handoffs
 from app.agent.orders import Delegator, HandoffOrder, HandoffResult, stops_parent
+from app.agent.ports import Masker
 from app.agent.returned import fitting
 from app.agent.runs import HandoffStatus
 from app.agent.texts import Texts, filled

@@ -11,8 +11,8 @@ from typing import Any
 
 from app.agent.definition import AgentDefinition, Surface, SurfaceKind
 from app.agent.errors import InvalidRequest, SubagentdError
-from app.agent.events import Masker
 from app.agent.orders import Delegator, ResumePoint, TaskState
+from app.agent.ports import Masker
 from app.agent.returned import fitting, neutralised
 from app.agent.runs import HandoffStatus
 from app.agent.surfaces import (

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from app.agent import events
 from app.agent.admission import Places
 from app.agent.budget import Budget
 from app.agent.clearance import Clearance
 from app.agent.errors import HandoffStop
 from app.agent.ids import new_id
 from app.agent.messages import Message, Role, ToolCall
+from app.agent.payloads import ToolResulted
 from app.agent.runs import LeftCall, Run, Session
 from app.agent.tools import ToolRegistry, ToolResult
 
@@ -193,9 +193,9 @@ def is_delegation(turn: Turn, call: ToolCall) -> bool:
     return tool is not None and tool.spec.delegation
 
 
-def unfinished(run: Run, call: LeftCall) -> events.ToolResulted:
+def unfinished(run: Run, call: LeftCall) -> ToolResulted:
     """The result of a call of an earlier process that nobody carries out any more."""
-    return events.ToolResulted(
+    return ToolResulted(
         call_id=call.call_id,
         provider_call_id=call.provider_call_id,
         tool=call.tool,

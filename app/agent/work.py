@@ -18,11 +18,13 @@ from app.agent.clearance import Clearance
 from app.agent.compaction import Compacted, Context
 from app.agent.control import Control
 from app.agent.definition import AgentDefinition
-from app.agent.events import Recorder
+from app.agent.governed import ContextCompacted
 from app.agent.ids import new_id
 from app.agent.messages import NO_USAGE, Message, Role, Usage
 from app.agent.notices import Notices
 from app.agent.patience import ModelGates, Patience
+from app.agent.payloads import CallInfo, MessageAdded, StepCompleted, StepRetried
+from app.agent.ports import Recorder
 from app.agent.runs import MemoryState, Progress, Run, Session, Shortened, StopReason
 from app.agent.texts import Texts
 from app.agent.tools import SchemaChecker, ToolRegistry, ToolSpec
@@ -122,7 +124,7 @@ class Work:
         )
         self._remember(messages[self.first :], progress)
         if progress.broken is not None:  # what was shown of its reply is not said
-            payload = events.StepRetried(
+            payload = StepRetried(
                 attempt=1, code="restart", message="the service was started anew", delay_ms=0, withdrawn=[]
             )
             self.recorder.record(self.run, events.STEP_RETRIED, payload, step=progress.broken)
@@ -169,9 +171,9 @@ class Work:
         self.meter.forget()
         self.recorder.record(self.run, events.COMPACTION, self._compaction(done))
 
-    def _compaction(self, done: Compacted) -> events.ContextCompacted:
+    def _compaction(self, done: Compacted) -> ContextCompacted:
         how = done.how
-        return events.ContextCompacted(
+        return ContextCompacted(
             origin="subagent" if self.run.depth else "lead",
             method=done.method.value,
             attempt=self.context.asked,
@@ -237,9 +239,9 @@ def keep_reply(work: Work, reply: Reply) -> int:
     return seq
 
 
-def _message_event(run: Run, seq: int, sub: int, message: Message, tokens: int | None = None) -> events.MessageAdded:
+def _message_event(run: Run, seq: int, sub: int, message: Message, tokens: int | None = None) -> MessageAdded:
     calls = [
-        events.CallInfo(
+        CallInfo(
             call_id=call.call_id,
             provider_call_id=call.provider_call_id,
             name=call.name,
@@ -248,7 +250,7 @@ def _message_event(run: Run, seq: int, sub: int, message: Message, tokens: int |
         )
         for call in message.tool_calls
     ]
-    return events.MessageAdded(
+    return MessageAdded(
         message_id=new_id("msg"),
         memory_id=run.memory_id,
         memory_seq=seq,
@@ -270,7 +272,7 @@ def completed(work: Work, reply: Reply, step: int, began: float) -> None:
     work.recorder.record(
         work.run,
         events.STEP_COMPLETED,
-        events.StepCompleted(
+        StepCompleted(
             finish=reply.finish.value,
             tool_calls=len(reply.tool_calls),
             usage=work.step_usage.as_dict(),

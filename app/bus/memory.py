@@ -6,7 +6,9 @@ Knows no HTTP and no store. What is published here is already committed.
 import asyncio
 from collections.abc import Sequence
 
-from app.agent.events import FINAL_TYPES, Ended, Event, Lagging, TextSnapshot
+from app.agent.events import FINAL_TYPES, Event
+from app.agent.payloads import TextSnapshot
+from app.agent.ports import Ended, Lagging
 from app.agent.runs import Run
 
 MAX_BYTES = 512 << 10  # per reader; beyond, it reads on from the log

@@ -11,8 +11,10 @@ from typing import Any
 from app.agent import events
 from app.agent.approvals import AnswerKind
 from app.agent.budget import Budget
+from app.agent.governed import HandoffEnded, PermissionResolved, SubagentStopped
 from app.agent.ids import now_us
 from app.agent.messages import NO_USAGE, Usage
+from app.agent.payloads import ErrorInfo, FallbackInfo
 from app.agent.runner import ENDINGS, UNFINISHED, ended_payload
 from app.agent.runs import HandoffStatus, Run, RunOutcome, RunStatus, Session, StopReason
 from app.agent.turns import STOPPED_TEXT, UNKNOWN_TEXT, unfinished
@@ -53,7 +55,7 @@ class Left:
     open_runs: list[Row]
     handoffs: list[Row]
     traces: dict[str, Trace] = field(default_factory=dict)
-    fallbacks: dict[str, events.FallbackInfo] = field(default_factory=dict)
+    fallbacks: dict[str, FallbackInfo] = field(default_factory=dict)
     starts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     all_handoffs: list[Row] = field(default_factory=list)
     worked: bool = False
@@ -140,7 +142,7 @@ class Closing:
         for call in trace.calls.values():
             self._journal.record(run, events.TOOL_RESULT, unfinished(run, call.left), step=call.step)
         if trace.started:
-            stopped = events.SubagentStopped(
+            stopped = SubagentStopped(
                 agent=run.agent,
                 name=run.name,
                 result=trace.told,
@@ -176,7 +178,7 @@ class Closing:
 
     def handoff(
         self, scope: Run | Session, left: Left, handoff: Row, status: RunStatus = RunStatus.INTERRUPTED
-    ) -> events.HandoffEnded:
+    ) -> HandoffEnded:
         """End a handoff as its last run ended; one whose run was in flight, or never recorded, has this status."""
         runs = left.runs_of(handoff["id"])
         last = runs[-1] if runs else None
@@ -188,7 +190,7 @@ class Closing:
         if fallback is not None and told == RunStatus.COMPLETED.value:
             told = HandoffStatus.FALLBACK.value
             error = attempts[-1]["error"] if attempts else None  # why the subagent itself gave no result
-        payload = events.HandoffEnded(
+        payload = HandoffEnded(
             handoff_id=handoff["id"],
             call_id=handoff["call_id"],
             tool=handoff["tool"],
@@ -200,7 +202,7 @@ class Closing:
             attempts=len(attempts),
             duration_ms=max(0, now_us() - handoff["started_at"]) // 1000,
             output=(ended["output"] or "") if ended is not None else "",
-            error=events.ErrorInfo(code=error["code"], message=error["message"]) if error else None,
+            error=ErrorInfo(code=error["code"], message=error["message"]) if error else None,
             run_ids=[row["id"] for row in runs],
         )
         if fallback is not None:
@@ -234,9 +236,9 @@ def run_of(row: Row) -> Run:
     )
 
 
-def _withdrawn(question: Row) -> events.PermissionResolved:
+def _withdrawn(question: Row) -> PermissionResolved:
     """That nobody waits for this answer any more."""
-    return events.PermissionResolved(
+    return PermissionResolved(
         approval_id=question["approval_id"],
         call_id=question["call_id"],
         tool=question["tool"],

@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.agent import events
 from app.agent.errors import TooMany
-from app.agent.events import FINAL_TYPES, KINDS, Ended, Event, EventBus, EventLog, Lagging, StoredEvent, Subscription
+from app.agent.events import FINAL_TYPES, KINDS, Event, StoredEvent
+from app.agent.payloads import StreamClosing, StreamReset, StreamSkipped
+from app.agent.ports import Ended, EventBus, EventLog, Lagging, Subscription
 from app.sessions.journal import Journal
 from app.wire import Envelope, decode, event_json, frame, read_envelope, transient_frame
 
@@ -212,9 +213,9 @@ class EventFeed:
                         yield chunk
             except Lagging as lag:
                 if lag.deltas and view.texts:
-                    yield transient_frame("stream.skipped", events.StreamSkipped(deltas=lag.deltas))
+                    yield transient_frame("stream.skipped", StreamSkipped(deltas=lag.deltas))
             except Ended as end:
-                yield transient_frame("stream.closing", events.StreamClosing(reason=end.reason))
+                yield transient_frame("stream.closing", StreamClosing(reason=end.reason))
                 yield b"retry: %d\n\n" % random.randint(*CLOSING_RETRY_MS)
                 return
             finally:
@@ -247,14 +248,14 @@ class EventFeed:
         """What the log has up to the moment of the subscription, then the texts that were under way."""
         view = eye.view
         if eye.head >= 0 and eye.shown > eye.head:  # not the cursor: a view may begin behind what is published
-            yield transient_frame("stream.reset", events.StreamReset(head=eye.head))
+            yield transient_frame("stream.reset", StreamReset(head=eye.head))
             eye.cursor = eye.shown = 0
         while eye.cursor < eye.head and not eye.ended:
             page = await self._page(eye, eye.head)
             if not page:
                 break
             if await self._is_cut(eye, page[0].seq):
-                yield transient_frame("stream.reset", events.StreamReset(head=eye.head, oldest=eye.oldest))
+                yield transient_frame("stream.reset", StreamReset(head=eye.head, oldest=eye.oldest))
             for chunk in self._frames(eye, page):
                 yield chunk
         if not eye.ended and view.deltas:

@@ -13,8 +13,10 @@ from dataclasses import replace
 
 from app.agent import events
 from app.agent.errors import Unavailable
-from app.agent.events import Event, EventBus, EventKind, EventLog, P, Scope, TextDelta, Write
+from app.agent.events import Event, EventKind, P, Scope, Write
 from app.agent.ids import now_us
+from app.agent.payloads import TextDelta
+from app.agent.ports import EventBus, EventLog
 from app.agent.runs import Run
 from app.masking import ValueMasker
 from app.sessions.along import accompanied

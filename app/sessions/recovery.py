@@ -18,6 +18,7 @@ from app.agent import events, faults
 from app.agent.errors import SubagentdError, Unavailable
 from app.agent.hooks import NO_HOOKS, Hook, HookCall, HookPoint, HookRegistry
 from app.agent.patience import STOPPING, patiently, pauses
+from app.agent.payloads import SessionIdle
 from app.agent.runs import Run, RunStore, Session
 from app.sessions.closing import NOT_RUN_RESULT, UNKNOWN_RESULT, Closing, Left, run_of
 from app.sessions.journal import TAKE_S, Journal
@@ -232,7 +233,7 @@ class Recovery:
         """Close everything that a session has open."""
         await self._close(left)
         if left.worked:
-            self._journal.record(left.scope, events.SESSION_IDLE, events.SessionIdle())
+            self._journal.record(left.scope, events.SESSION_IDLE, SessionIdle())
         if self.tell is not None:
             try:
                 await self.tell(left)

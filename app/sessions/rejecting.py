@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from app.agent import events
 from app.agent.errors import Unavailable
 from app.agent.events import Event
+from app.agent.payloads import ErrorLogged
 from app.sessions.ports import DAMAGED, Rejected
 from app.wire import encode, encode_payload, envelope, scope_bytes
 
@@ -46,7 +47,7 @@ def sorted_out(rejected: Sequence[Rejected]) -> Rejections:
 def replacement(event: Event, reason: str) -> Event:
     """The `error` event that takes the place and number of one that cannot be stored."""
     scope = scope_bytes(event.run) if event.run is not None else b'"session_id":' + encode(event.session_id)
-    payload = events.ErrorLogged(code="not_stored", message=reason, event=event.type)
+    payload = ErrorLogged(code="not_stored", message=reason, event=event.type)
     kept, data = encode_payload(payload)
     return Event(
         seq=event.seq,

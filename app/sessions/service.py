@@ -18,6 +18,7 @@ from app.agent.delegation import Roster, chosen
 from app.agent.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from app.agent.notices import Notice, NoticeKind
 from app.agent.patience import STOPPING
+from app.agent.payloads import SessionClosed, SessionCreated, SessionUpdated
 from app.agent.policy import BudgetLimits, HandoffPolicy, Reaction
 from app.agent.runs import (
     FINAL_STATUSES,
@@ -136,7 +137,7 @@ class Sessions:
         """Record a new session. Its numbers stay at hand until it was worked in or is released."""
         self._journal.create(session.tenant, session.id)
         self._known.keep(session.id, session)
-        payload = events.SessionCreated(
+        payload = SessionCreated(
             agent=session.agent,
             memory_id=session.memory_id,
             title=session.title,
@@ -250,7 +251,7 @@ class Sessions:
             session = await self.open_for_work(tenant, session_id)
             if changes:
                 told = {**changes, "title": changes["title"] or ""} if "title" in changes else changes
-                payload = events.SessionUpdated(**told)  # type: ignore[typeddict-item]
+                payload = SessionUpdated(**told)  # type: ignore[typeddict-item]
                 self._journal.record(session, events.SESSION_UPDATED, payload)
                 session = replace(session, **changes)
                 self._known.keep(session.id, session)
@@ -264,7 +265,7 @@ class Sessions:
             session.id, replace(session, closed=True)
         )  # first, so that nothing new starts while the rest is cancelled
         await self._supervisor.settle(session.id)
-        self._journal.record(session, events.SESSION_CLOSED, events.SessionClosed(reason=reason))
+        self._journal.record(session, events.SESSION_CLOSED, SessionClosed(reason=reason))
 
     async def delete(self, tenant: str, session_id: str) -> None:
         """Cancel everything in a session, close it and erase its data; afterwards it is unknown."""

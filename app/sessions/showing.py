@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from app.agent.events import Event, EventBus, EventKind, TextDelta
+from app.agent.events import Event, EventKind
+from app.agent.payloads import TextDelta
+from app.agent.ports import EventBus
 from app.agent.runs import Run
 from app.masking import ValueMasker
 from app.sessions.streams import Offset, Stream

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from app.agent.errors import NotFound
-from app.agent.events import EventLog
+from app.agent.ports import EventLog
 from app.agent.runs import Run
 from app.masking import StreamMasker
 from app.sessions.waiting import settle

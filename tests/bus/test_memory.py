@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.agent.events import Ended, Event, Lagging
+from app.agent.events import Event
+from app.agent.ports import Ended, Lagging
 from app.agent.runs import Run
 from app.bus.memory import MemoryBus, Reader
 from tests.store.facts import Facts

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
-from app.agent.events import Event, EventLog, Write
+from app.agent.events import Event, Write
+from app.agent.ports import EventLog
 from app.agent.runs import MemoryStore
 from app.sessions.agents import AgentStore
 from app.sessions.audit import AuditStore
