@@ -19,6 +19,7 @@ import click
 from app.agent.errors import InvalidRequest, Unavailable
 from app.cli import DONE, FAILED, UNREACHABLE, USAGE, echo_json
 from app.cli.audit_lines import lines_of
+from app.cli.shares import Shares
 from app.client import Client, ServiceError, Unreachable
 from app.sessions.audit import MessageFilter
 from app.sessions.exporting import Form, head_of, lines_as
@@ -26,7 +27,7 @@ from app.sessions.verifying import DAMAGE, FORGERY, Checked, report
 from app.sessions.views import message_view, moment
 from app.settings import Settings
 from app.store.database import Database, looking_connection
-from app.store.location import locate
+from app.store.location import Location, locate
 from app.store.messages import SqlAuditStore
 from app.store.migrate import newest, revision
 from app.store.verifying import Chains, Damaged
@@ -245,21 +246,23 @@ async def _verify_here(
 ) -> int:
     key = audit_key_of(settings)
     tally = _Tally(one=session is not None, as_json=as_json)
-    with _looking(settings, key) as chains:
-        for owner, name, checked in (
-            chains.all(tenant) if session is None else _one(chains, tenant or "default", session)
-        ):
-            shown = chains.with_rows(owner, name, checked) if rows else checked
-            tally.add(report(name, shown, keyed=key is not None))
+    with _looking(settings, key) as (chains, location), Shares(chains, location, key, rows=rows) as shares:
+        found = (
+            chains.all(tenant, shares.checked)
+            if session is None
+            else _one(chains, tenant or "default", session, rows=rows)
+        )
+        for _, name, checked in found:
+            tally.add(report(name, checked, keyed=key is not None))
     return tally.end(FORGERY if key is not None else DAMAGE, keyed=key is not None)
 
 
-def _one(chains: Chains, tenant: str, session: str) -> Iterator[tuple[str, str, Checked]]:
+def _one(chains: Chains, tenant: str, session: str, *, rows: bool) -> Iterator[tuple[str, str, Checked]]:
     found = chains.check(tenant, session)
     if found is None:
         click.echo(f"there is no session {session!r} of tenant {tenant!r}", err=True)
         sys.exit(USAGE)
-    yield tenant, session, found
+    yield tenant, session, chains.with_rows(tenant, session, found) if rows else found
 
 
 # ── where it is read ────────────────────────────────────────────────────────────────────────────────────────────
@@ -287,8 +290,9 @@ def _carried_out(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 @contextlib.contextmanager
-def _looking(settings: Settings, key: bytes | None = None) -> Iterator[Chains]:
-    """The chains of the database, on a connection that can only read. Ends the command where there is none."""
+def _looking(settings: Settings, key: bytes | None = None) -> Iterator[tuple[Chains, Location]]:
+    """The chains of the database, on a connection that can only read, and where it is. Ends the command where there is
+    none."""
     try:
         location = locate(settings.store.url)
     except ValueError as error:
@@ -305,7 +309,7 @@ def _looking(settings: Settings, key: bytes | None = None) -> Iterator[Chains]:
                 f"database {location} {what}, this version reads {newest()}: run `subagentd db upgrade`", err=True
             )
             sys.exit(USAGE)
-        yield Chains(connection, key)
+        yield Chains(connection, key), location
 
 
 @contextlib.asynccontextmanager

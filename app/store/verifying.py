@@ -6,7 +6,7 @@ named. A page is one short statement, so that neither memory nor a transaction g
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
@@ -74,8 +74,8 @@ def _spoken(dialect: str, statement: Any) -> tuple[str, Mapping[str, Any]]:
     return str(compiled), compiled.params
 
 
-class _Head(NamedTuple):
-    """The row of a session, and the number of the last event that stood in the log at the same moment."""
+class SessionHead(NamedTuple):
+    """The row of a session as it stands, and the number of the last event in the log at the same moment."""
 
     tenant: str
     session_id: str
@@ -143,15 +143,18 @@ class Chains:
         head = self._head(tenant, session_id)
         return None if head is None else self._check(head, place, limit, enough)
 
-    def all(self, tenant: str | None = None) -> Iterator[tuple[str, str, Checked]]:
+    def all(
+        self, tenant: str | None = None, by: Callable[[Sequence[SessionHead]], Iterable[Checked]] | None = None
+    ) -> Iterator[tuple[str, str, Checked]]:
         """Every session, of a tenant or of all: (tenant, session, what was found). Deleted ones, too; at the end those
-        that have events and no row of their own. Raises `Damaged` when sessions cannot even be listed."""
+        that have events and no row of their own. `by` verifies a list of sessions, in their order; None: `checked`.
+        Raises `Damaged` when sessions cannot even be listed."""
         last = (tenant or "", "")
         while True:
             asked = {"tenant": last[0], "session": last[1], "limit": _SESSIONS}
-            heads = [_Head(*row) for row in self._rows(_of_all if tenant is None else _of_tenant, asked)]
-            for head in heads:
-                yield head.tenant, head.session_id, self._check(head, BEGINNING)
+            heads = [SessionHead(*row) for row in self._rows(_of_all if tenant is None else _of_tenant, asked)]
+            for head, checked in zip(heads, (by or self.checked)(heads), strict=True):
+                yield head.tenant, head.session_id, checked
             if len(heads) < _SESSIONS:
                 break
             last = heads[-1].tenant, heads[-1].session_id
@@ -160,6 +163,12 @@ class Chains:
                 flaw = Flaw(id=1, problem="there are events, but the row of their session is missing")
                 empty = Checked(place=BEGINNING, head=0, head_hash=b"", flaw=flaw, complete=True)
                 yield owner, session_id, empty
+
+    def checked(self, heads: Sequence[SessionHead], *, rows: bool = False) -> Iterator[Checked]:
+        """What was found of sessions, one after the other; with `rows` messages and decisions are compared as well."""
+        for head in heads:
+            found = self._check(head, BEGINNING)
+            yield self.with_rows(head.tenant, head.session_id, found) if rows else found
 
     def with_rows(self, tenant: str, session_id: str, checked: Checked) -> Checked:
         """The same, once messages and decisions of a sound chain were compared with it."""
@@ -173,9 +182,9 @@ class Chains:
             told = f"the log is sound, and rows that are made of it cannot be read: {reason(problem)}"
             return replace(checked, flaw=_flaw(checked.removed + 1, told))
 
-    def _head(self, tenant: str, session_id: str) -> _Head | None:
+    def _head(self, tenant: str, session_id: str) -> SessionHead | None:
         found = list(self._rows(_one, {"tenant": tenant, "session": session_id}))
-        return _Head(*found[0]) if found else None
+        return SessionHead(*found[0]) if found else None
 
     def _rows(self, statement: Any, parameters: dict[str, Any]) -> Iterator[Any]:
         text, own = _spoken(self._connection.dialect.name, statement)
@@ -187,7 +196,7 @@ class Chains:
             raise _unreadable(problem) from problem
 
     def _check(
-        self, head: _Head, place: Place, limit: int | None = None, enough: Callable[[], bool] = _never
+        self, head: SessionHead, place: Place, limit: int | None = None, enough: Callable[[], bool] = _never
     ) -> Checked:
         """Pages behind `place`. The head was read first: what is added meanwhile lies beyond it."""
         if not (isinstance(head.next_seq, int) and isinstance(head.hash, bytes)):
@@ -213,7 +222,7 @@ class Chains:
                 break
         return _checked(head, place, self._end(head, place), removed=removed)
 
-    def _begin(self, head: _Head, place: Place) -> tuple[Place, int, Flaw | None]:
+    def _begin(self, head: SessionHead, place: Place) -> tuple[Place, int, Flaw | None]:
         """Where the chain begins, how many events were removed before, and what is wrong with the checkpoint."""
         try:
             return self._behind_checkpoint(head, place)
@@ -221,7 +230,7 @@ class Chains:
             told = f"the checkpoint, where the log begins, cannot be read: {problem.message}"
             return place, 0, _flaw(place.seq + 1, told)
 
-    def _behind_checkpoint(self, head: _Head, place: Place) -> tuple[Place, int, Flaw | None]:
+    def _behind_checkpoint(self, head: SessionHead, place: Place) -> tuple[Place, int, Flaw | None]:
         mine = {"tenant": head.tenant, "session": head.session_id}
         rows = list(self._rows(_point, mine))
         if not rows:
@@ -248,7 +257,7 @@ class Chains:
             return None
         return _flaw(point.upto, "the seal of the checkpoint is not of this audit.key: it was changed, or forged")
 
-    def _page(self, head: _Head, place: Place, limit: int) -> tuple[_Head, Place, Flaw | None]:
+    def _page(self, head: SessionHead, place: Place, limit: int) -> tuple[SessionHead, Place, Flaw | None]:
         """Some events behind `place`; how far they are sound, and the flaw of the one behind."""
         seq, previous, erased = place.seq, place.hash, place.erased
         asked = {"tenant": head.tenant, "session": head.session_id, "after": seq, "upto": head.next_seq - 1}
@@ -276,7 +285,7 @@ class Chains:
             flaw = Flaw(id=seq + 1, problem=f"its row cannot be read: {problem.message}")
         return head, Place(seq=seq, hash=previous, erased=erased), flaw
 
-    def _end(self, head: _Head, place: Place) -> Flaw | None:
+    def _end(self, head: SessionHead, place: Place) -> Flaw | None:
         """What is wrong with the end of the chain, once all events are sound."""
         last = head.next_seq - 1
         if place.seq < last:
@@ -304,7 +313,7 @@ def _flaw(number: int, problem: str) -> Flaw:
 
 
 def _checked(
-    head: _Head, place: Place, flaw: Flaw | None = None, *, complete: bool = True, removed: int = 0
+    head: SessionHead, place: Place, flaw: Flaw | None = None, *, complete: bool = True, removed: int = 0
 ) -> Checked:
     last = head.next_seq - 1
     return Checked(place=place, head=last, head_hash=head.hash, flaw=flaw, complete=complete, removed=removed)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-HEADS = 10_000  # sessions whose head is remembered: about 3 MB
+HEADS = 2_000  # sessions whose head is remembered: about 0.6 MB
 
 
 class OutOfOrder(ValueError):
