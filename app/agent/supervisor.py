@@ -9,13 +9,14 @@ import logging
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from app.agent import events
 from app.agent.admission import Slots
+from app.agent.aloft import Aloft
 from app.agent.budget import Budget
 from app.agent.control import half_left
 from app.agent.equipment import Equipment
@@ -55,7 +56,6 @@ IDLE_SESSIONS = 1_000  # whose numbers are kept at hand: some KiB each, more whe
 PAUSE_SHARE, PAUSE_S = 0.25, 2.0  # of a grace, for steps that were begun to end; at most so long
 LOOK_S = 0.05  # between two looks at who still works
 QUEUED_TURNS = 100  # of one session
-ENDED_RUNS = 2_000  # that are found without a look into the store
 _NOT_WORD = re.compile(r"[^\w-]+")
 Ending = Callable[[Run, RunStatus], Usage]  # what those used that were closed
 
@@ -66,15 +66,15 @@ class RunSupervisor:
     def __init__(self, parts: RunnerParts, on_idle: Callable[[str], None]) -> None:
         self._recorder: Recorder = parts.recorder
         self._masker: Masker = parts.masker
-        self.notices = Notices(parts.recorder, self._heir)
+        self._aloft = Aloft()
+        self.notices = Notices(parts.recorder, self._aloft.heir)
         self._runner = SubAgentRunner(parts, self, self.notices)
         self._approvals = parts.approvals
         self._children_at_work = parts.concurrent_children  # in each session
         self._on_idle = on_idle
-        self._flights: dict[str, Flight] = {}
+        self._flights = self._aloft.open
         self._sessions: OrderedDict[str, Air] = OrderedDict()
-        self._shared = SharedMemories(parts.load, self._waited_for)
-        self._ended: OrderedDict[str, Found] = OrderedDict()
+        self._shared = SharedMemories(parts.load, self._aloft.waited_for)
         self._endings: set[asyncio.Task[None]] = set()
         self._timeouts: set[asyncio.Task[tuple[str, ...]]] = set()
         self._stopping = self._over = False
@@ -210,7 +210,7 @@ class RunSupervisor:
         """See `Launcher`."""
         if self._drop is None:
             return
-        used, above = self._drop(run, status), self._heir(run.parent_id or "")
+        used, above = self._drop(run, status), self._aloft.heir(run.parent_id or "")
         if above is not None:
             control = self._flights[above].live.control
             control.usage_below = control.usage_below + used
@@ -273,7 +273,7 @@ class RunSupervisor:
         """See `Launcher`."""
         if alone and self._shared.length(tenant, memory_id):
             return None
-        lineage = self._waiting(parent.id if parent is not None else None)
+        lineage = self._aloft.waiting(parent.id if parent is not None else None)
         return self._shared.take(tenant, memory_id, lineage[0] if lineage else None, lineage, again=again)
 
     def keep_seat(self, run: Run, *, waited_for: bool) -> None:
@@ -312,33 +312,6 @@ class RunSupervisor:
         with self._shared.erasing([live.seat for live in ending if live.seat is not None]):
             yield
 
-    def _upwards(self, run_id: str | None) -> list[str]:
-        """A run and those above it, open or not, as far as they are known."""
-        found: list[str] = []
-        while run_id is not None:
-            found.append(run_id)
-            if (flight := self._flights.get(run_id)) is not None:
-                return [*found, *flight.above]
-            known = self.find(run_id)
-            run_id = known.run.parent_id if known is not None else None
-        return found
-
-    def _waiting(self, run_id: str | None) -> list[str]:
-        """A run and those above it that wait for it: for a background task nobody does."""
-        found: list[str] = []
-        while run_id is not None and (flight := self._flights.get(run_id)) is not None:
-            found.append(run_id)
-            run_id = None if flight.live.request.background else flight.live.run.parent_id
-        return found
-
-    def _heir(self, run_id: str) -> str | None:
-        """The open run that is responsible for what a run has left: itself, or the nearest one above it."""
-        above: str | None = run_id
-        while above is not None and above not in self._flights:
-            known = self._ended.get(above)
-            above = known.run.parent_id if known is not None else None
-        return above
-
     def is_open(self, run_id: str) -> bool:
         """See `Launcher`."""
         flight = self._flights.get(run_id)
@@ -346,24 +319,17 @@ class RunSupervisor:
 
     def lineage(self, run: Run) -> tuple[str, ...]:
         """See `Launcher`."""
-        return tuple(reversed(self._upwards(run.id)[1:]))
+        return tuple(reversed(self._aloft.upwards(run.id)[1:]))
 
     def person(self, run: Run, asked: bool) -> None:
         """See `Launcher`. Who does not wait for the run has a clock that goes on."""
-        for run_id in self._waiting(run.id):
+        for run_id in self._aloft.waiting(run.id):
             flight = self._flights[run_id]
             self.handoffs.open.person(flight.live.run.handoff_id, asked)
             if asked:
                 flight.live.hold()
             else:
                 flight.live.go_on(partial(self._time_out, run_id))
-
-    def _waited_for(self, run_id: str) -> Collection[str]:
-        """The open runs that a run has started and waits for."""
-        flight = self._flights.get(run_id)
-        if flight is None:
-            return ()
-        return [child for child in flight.children if not self._flights[child].live.request.background]
 
     # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -392,7 +358,7 @@ class RunSupervisor:
         if request.background:
             heir = self.handoffs.open.owner(request.handoff_id or "")
         live = LiveRun(run, request, above=above, seat=seat, waiting=waiting, slots=slots)
-        lineage = self.handoffs.open.above(request.handoff_id or "") or tuple(self._upwards(run.parent_id))
+        lineage = self.handoffs.open.above(request.handoff_id or "") or tuple(self._aloft.upwards(run.parent_id))
         flight = Flight(live, heir, lineage)
         self._flights[run.id] = flight
         if seat is not None:
@@ -422,17 +388,13 @@ class RunSupervisor:
             return
         live = flight.live
         self._runner.abandon(live)
-        run = live.run
-        self._flights.pop(run.id, None)
         ended = live.ended if live.ended is not None and live.ended.ts else None  # else the next process goes on
-        self._ended[run.id] = Found(run, flight.first, None if ended is None else ended.seq)
-        if len(self._ended) > ENDED_RUNS:
-            self._ended.popitem(last=False)
+        self._aloft.land(flight, None if ended is None else ended.seq)
         live.give_back()
         assert live.outcome is not None  # abandon() saw to it
         heir = self._flights.get(flight.heir or "")
         if heir is not None:
-            heir.children.discard(run.id)
+            heir.children.discard(live.run.id)
         above = next((run_id for run_id in flight.above if run_id in self._flights), None)
         if above is not None:
             self._flights[above].live.control.settle(live.outcome)
@@ -470,8 +432,7 @@ class RunSupervisor:
 
     def find(self, run_id: str) -> Found | None:
         """A run that is open in this process or was not long ago."""
-        flight = self._flights.get(run_id)
-        return self._ended.get(run_id) if flight is None else Found(flight.live.run, flight.first, None)
+        return self._aloft.find(run_id)
 
     def flying(self, run_id: str) -> bool:
         """Whether the run is open in this process."""
@@ -504,7 +465,7 @@ class RunSupervisor:
         """
         if run_id not in self._flights:
             return ()
-        ordered = list(self._subtree(run_id))
+        ordered = list(self._aloft.subtree(run_id))
         tasks = self.handoffs.open.owned([flight.live.run.id for flight in ordered])
         for handoff in tasks:  # they begin nothing more, also where no run of them is under way
             handoff.stop(HandoffStatus.INTERRUPTED if status is RunStatus.INTERRUPTED else HandoffStatus.CANCELLED)
@@ -544,15 +505,6 @@ class RunSupervisor:
 
         await asyncio.gather(*(end(flight) for flight in reversed(ordered)))
 
-    def _subtree(self, run_id: str) -> Iterator[Flight]:
-        """The run and everything below it, parents first; however deep that is."""
-        todo = [run_id]
-        while todo:
-            flight = self._flights.get(todo.pop())
-            if flight is not None:
-                yield flight
-                todo.extend(sorted(flight.children, reverse=True))
-
     def _time_out(self, run_id: str) -> None:
         ending = asyncio.create_task(self.cancel(run_id, status=RunStatus.TIMED_OUT), name=f"time out {run_id}")
         self._timeouts.add(ending)  # or it may be collected while it runs
@@ -562,11 +514,7 @@ class RunSupervisor:
         """End everything that is in the air in a session, also a delegation that pauses between two attempts."""
         self.handoffs.open.stop(session_id)
         ended: list[str] = []
-        while roots := [
-            f.live.run.id
-            for f in self._flights.values()
-            if f.live.run.session_id == session_id and f.heir not in self._flights
-        ]:
+        while roots := self._aloft.roots(session_id):
             # all at once: a turn that waits must not begin when the one ahead of it has ended
             for ids in await asyncio.gather(*(self.cancel(run_id) for run_id in roots)):
                 ended.extend(ids)
@@ -608,7 +556,7 @@ class RunSupervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(INTERRUPT_S):
                 # again: one that completes meanwhile leaves its tasks to nobody
-                while roots := [f.live.run.id for f in self._flights.values() if f.heir not in self._flights]:
+                while roots := self._aloft.roots():
                     ends = [self.cancel(run_id, status=RunStatus.INTERRUPTED) for run_id in roots]
                     await asyncio.gather(*ends)
         self.handoffs.open.stop(status=HandoffStatus.INTERRUPTED)  # those that pause between two attempts

@@ -281,7 +281,7 @@ async def test_a_task_that_pauses_between_two_attempts_is_interrupted_when_the_s
 async def test_whoever_ended_long_ago_still_links_a_task_to_those_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.agent.supervisor.ENDED_RUNS", 0)
+    monkeypatch.setattr("app.agent.aloft.ENDED_RUNS", 0)
     stage, diary = Stage(), Diary()
     plan = task(turn(execute(task(turn(behind(held("a"))), "mid"))), turn(call("hold", key="root")), "end")
     top = task(turn(execute(plan)), "top")

@@ -81,7 +81,7 @@ async def test_the_view_of_a_run_begins_with_it_while_it_is_open_and_later(tmp_p
         for _ in range(2):
             view = await w.sessions.run_stream("default", run.id)
             assert (view.begins, view.ended_seq) == (queued["id"] - 1, ended)
-            w.supervisor._ended.clear()  # as after a restart
+            w.supervisor._aloft._ended.clear()  # as after a restart
 
 
 # ── refusals ───────────────────────────────────────────────────────────────────────────────────────────────────────
