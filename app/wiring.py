@@ -6,13 +6,11 @@ Everything below gets plain values and ports; nothing below sees the settings.
 import asyncio
 import contextlib
 import logging
-import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from app.agent.compaction import Compaction
 from app.agent.delegation import Roster
@@ -25,24 +23,18 @@ from app.agent.patience import Patience
 from app.agent.runs import MemoryState
 from app.agent.shared_memories import Load
 from app.agent.supervisor import RunSupervisor
-from app.agent.texts import LANGUAGES, Texts
-from app.agent.tools import OutputLimit, Tool, ToolRegistry, ToolShelf
+from app.agent.tools import OutputLimit, ToolShelf
 from app.boxes.directory import Directories
 from app.boxes.workspaces import Workspaces
 from app.bus.memory import MemoryBus
 from app.definitions.catalog import Catalog
 from app.definitions.reader import DefinitionReader
 from app.definitions.reading import Checks
-from app.definitions.skills import Skills
-from app.definitions.toolnames import BUILT_IN, OPTIONAL
 from app.definitions.watching import Watcher
 from app.llm.catalog import Models
-from app.llm.profile import Profile
-from app.masking import ValueMasker, secret_values
+from app.masking import ValueMasker
 from app.masking.in_force import mask_with
 from app.masking.shapes import patterns_of
-from app.net.addresses import read_openings
-from app.net.fetching import Bounds
 from app.sessions.access import Access, check_bind
 from app.sessions.artifacts import Artifacts
 from app.sessions.closing import Closing
@@ -53,21 +45,18 @@ from app.sessions.feed import EventFeed
 from app.sessions.follow_ups import FollowUps
 from app.sessions.idempotency import Idempotency
 from app.sessions.journal import TAKE_S, Journal
-from app.sessions.notes import MAX_NOTE_CHARS, MAX_TITLE_CHARS, Notes
 from app.sessions.opening import Opening
 from app.sessions.records import Records
 from app.sessions.recovery import Recovery
 from app.sessions.rejecting import replacement
 from app.sessions.service import Defaults, Sessions
-from app.sessions.services import CommandBox, Services
+from app.sessions.services import Services
 from app.sessions.skills import SkillListing
 from app.sessions.tasks import Retention, Tasks
 from app.sessions.tenant_agents import TenantAgents
 from app.sessions.untold import Untold
 from app.sessions.verifying import Verifying
-from app.settings import TOML_FILE, ModelProfile, RecoveryMode, Settings
-from app.settings import Tools as ToolSettings
-from app.settings_secrets import header_secrets, url_secrets
+from app.settings import TOML_FILE, RecoveryMode, Settings
 from app.store.agents import SqlAgentStore
 from app.store.artifacts import SqlArtifactStore
 from app.store.database import Database
@@ -77,25 +66,23 @@ from app.store.keys import SqlKeyStore
 from app.store.memories import SqlMemoryStore
 from app.store.messages import SqlAuditStore
 from app.store.migrate import MigrationError, upgrade
-from app.store.notes import SqlNoteStore
 from app.store.runs import SqlRunStore
 from app.store.tasks import SqlTaskStore
 from app.store.verifying import SqlChainStore
 from app.telemetry.metrics import Metrics
-from app.tools.builtin import RECORD_TOOLS, Web, builtin_tools, command_tool, record_tools
-from app.tools.function import load_entry_points, load_object, load_tool
+from app.tools.function import load_object
 from app.tools.mcp_servers import McpServers
 from app.tools.schema import JsonSchemaChecker
-from app.tools.shell import RunCommand
-from app.wiring_definitions import catalog_of, command_paths, skill_tools, skills_of, watcher_of
-from app.wiring_hooks import OwnHooks, directory_of, hook_secrets, hooks_of, webhooks_of
-from app.wiring_mcp import OwnServers, mcp_groups, mcp_secrets, mcp_servers, own_server_problem
+from app.wiring_definitions import catalog_of, skills_of, watcher_of
+from app.wiring_hooks import OwnHooks, directory_of, hooks_of, webhooks_of
+from app.wiring_mcp import OwnServers, mcp_groups, mcp_servers, own_server_problem
+from app.wiring_models import models_of, secrets_of, texts_of
 from app.wiring_permissions import Asking, asking
+from app.wiring_tools import commands_of, hiding_of, record_names, record_tools_of, tools_of
 from app.wiring_upkeep import Upkeep, upkeep_of
 
 log = logging.getLogger(__name__)
 
-_COMMANDS = {name for name in ToolSettings.model_fields if name.startswith(("command_", "sandbox"))}
 CLOSE_S = 3.0  # for what is still to be stored when the service ends, after the time that a drain has had for it
 
 
@@ -177,7 +164,7 @@ async def build(settings: Settings) -> Wired:
 
 async def _build(settings: Settings) -> Wired:
     patterns = patterns_of(settings.masking.known, settings.masking.patterns)
-    masker = ValueMasker(_secrets(settings), patterns)
+    masker = ValueMasker(secrets_of(settings), patterns)
     mask_with(masker)
     database = Database(
         settings.store.url, synchronous=settings.store.synchronous, busy_timeout_ms=settings.store.busy_timeout_ms
@@ -223,11 +210,11 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
     skills = skills_of(settings)
     workspaces = Workspaces(_root(settings, database))
     directories = Directories(lambda path: workspaces.open(path).handle)
-    given = _tools(settings, skills, directories, workspaces)
-    known = _record_names(settings).union((tool.spec.name for tool in given), mcp_groups(settings))
+    given = tools_of(settings, skills, directories, workspaces)
+    known = record_names(settings).union((tool.spec.name for tool in given), mcp_groups(settings))
     own_hooks = OwnHooks(settings, masker)
     catalog = catalog_of(settings, known, skills, checks_with(own_hooks))
-    definitions, models = DefinitionReader(known, catalog.tool_names), _models(settings)
+    definitions, models = DefinitionReader(known, catalog.tool_names), models_of(settings)
     if settings.models.default:
         models.resolve(settings.models.default)  # a name that means nothing is said now, not by the first run
     journal = Journal(
@@ -251,11 +238,11 @@ def _ground(settings: Settings, masker: ValueMasker, database: Database) -> _Gro
         bus=bus,
         metrics=metrics,
         journal=journal,
-        tools=ToolShelf([*given, *_record_tools(settings, database, journal, artifacts)]),
+        tools=ToolShelf([*given, *record_tools_of(settings, database, journal, artifacts)]),
         artifacts=artifacts,
         catalog=catalog,
         definitions=definitions,
-        opening=Opening(definitions, workspaces, texts=_texts(settings)),
+        opening=Opening(definitions, workspaces, texts=texts_of(settings)),
         roster=Roster(catalog),
         models=models,
         asking=asking(settings.permissions, known, journal, database.reader, definitions, directories),
@@ -307,7 +294,7 @@ def _supervisor(ground: _Ground) -> RunSupervisor:
         approvals=ground.asking.approvals,
         parser=ground.asking.parser,
         resolve_path=ground.asking.resolver,
-        hides=_hiding(ground.tools),
+        hides=hiding_of(ground.tools),
         pacing=Pacing(**settings.handoff.model_dump()),
         patience=Patience(**loop.model_dump(include={"retries", "backoff_ms", "max_backoff_ms", "max_wait_ms"})),
         duplicates=DuplicateLimits(repeats=loop.duplicate_repeats, blocks=loop.duplicate_blocks),
@@ -385,7 +372,7 @@ async def _assemble(settings: Settings, masker: ValueMasker, database: Database)
     await agents.load()
     await access.load()
     check_bind(settings.http.host, has_keys=access.has_keys)
-    commands = await _commands(ground.tools)
+    commands = await commands_of(ground.tools)
     watcher = watcher_of(settings, ground.catalog, agents.reread)
     delegations = _delegations(ground, supervisor, sessions)
     recovery = _recovery(settings, ground, sessions, delegations, supervisor)
@@ -500,7 +487,7 @@ def _explaining(ground: _Ground, sessions: Sessions) -> Explaining:
         tools=ground.tools,
         parser=ground.asking.parser,
         resolver=ground.asking.resolver,
-        hides=_hiding(ground.tools),
+        hides=hiding_of(ground.tools),
         agent=ground.settings.default_agent,
         inherit=ground.settings.tools.inherit,
         default_subagent=ground.settings.default_subagent,
@@ -517,125 +504,3 @@ def _feed(ground: _Ground) -> EventFeed:
         max_per_owner=stream.max_per_owner,
         cursor_every_s=stream.heartbeat_s,
     )
-
-
-def _secrets(settings: Settings) -> list[str]:
-    """Every value that must appear in no sink."""
-    models = settings.models
-    own = [settings.http.key, settings.audit.key, models.openai_api_key, models.anthropic_api_key]
-    found = [secret.get_secret_value() for secret in own if secret is not None]
-    for url in (settings.store.url, models.openai_base_url, models.anthropic_base_url):
-        found += url_secrets(url or "")
-    for profile in models.profiles.values():
-        found += [os.environ.get(profile.api_key_env or "", ""), *url_secrets(profile.base_url or "")]
-        found += header_secrets(profile.headers)
-    return [*found, *hook_secrets(settings), *mcp_secrets(settings), *secret_values(os.environ)]
-
-
-def tool_names(settings: Settings) -> frozenset[str]:
-    """The ordinary tools of a service with these settings. Raises ValueError for own tools that cannot be used."""
-    own = (tool.spec.name for tool in _tools(settings, skills_of(settings)))
-    return _record_names(settings).union(own, mcp_groups(settings))
-
-
-def _tools(
-    settings: Settings,
-    skills: Skills,
-    directories: Directories | None = None,
-    workspaces: Workspaces | None = None,
-) -> list[Tool]:
-    """Built-in tools and those of operators. Two of one name are refused: a silent winner would change what every
-    whitelist means. `tools.without` takes built-in ones away, also for one of the operator's own. Without `directories`
-    and `workspaces` they are to be looked at, not to be used."""
-    tools: dict[str, Tool] = {tool.spec.name: tool for tool in _builtin(settings, directories)}
-    tools.update((tool.spec.name, tool) for tool in skill_tools(settings, skills))
-    if settings.tools.run_command:
-        given = settings.tools.model_dump(include=_COMMANDS) | command_paths(settings)
-        tools["run_command"] = command_tool(workspaces=workspaces, **given)
-    unknown = sorted(set(settings.tools.without) - BUILT_IN - OPTIONAL)
-    if unknown:
-        raise ValueError(f"tools.without: there are no built-in tools named {', '.join(unknown)}")
-    for name in settings.tools.without:
-        tools.pop(name, None)
-    own = [*load_entry_points(), *(tool for path in settings.tools.functions for tool in load_tool(path))]
-    for tool in own:
-        if tool.spec.name in tools or tool.spec.name in _record_names(settings):
-            raise ValueError(
-                f"two tools are named {tool.spec.name!r}: rename the one from tools.functions or its package, or put "
-                f"the name into tools.without if that one is to take the place of a built-in tool"
-            )
-        tools[tool.spec.name] = tool
-    return list(tools.values())
-
-
-def _record_names(settings: Settings) -> frozenset[str]:
-    return RECORD_TOOLS.difference(settings.tools.without)
-
-
-def _builtin(settings: Settings, directories: Directories | None) -> tuple[Tool, ...]:
-    cache = settings.tools.file_cache_mb << 20
-    return builtin_tools(_web(settings), directories=directories, file_cache_bytes=cache)
-
-
-def _record_tools(settings: Settings, database: Database, journal: Journal, artifacts: Artifacts) -> tuple[Tool, ...]:
-    made = record_tools(
-        artifacts,
-        Notes(SqlNoteStore(database.reader), journal),
-        max_output_chars=settings.tools.max_output_chars,
-        max_note_chars=MAX_NOTE_CHARS,
-        max_title_chars=MAX_TITLE_CHARS,
-    )
-    return tuple(tool for tool in made if tool.spec.name in _record_names(settings))
-
-
-async def _commands(tools: ToolRegistry) -> CommandBox | None:
-    """The box of `run_command`, tried out; None without this tool. Whether it holds is said before it is needed."""
-    tool = tools.get("run_command")
-    if not isinstance(tool, RunCommand):
-        return None
-    refusal = await tool.sandbox.refusal()
-    if refusal is not None:
-        log.error("%s; docs/sandbox.md says what to do", refusal)
-    elif (standing := await tool.sandbox.standing()).missing:
-        log.warning("commands run at level %s, %s: %s", standing.level, standing.level.risk, standing.why())
-    return tool.sandbox
-
-
-def _hiding(tools: ToolRegistry) -> Callable[[], bool]:
-    """Whether commands run where what they may not read is hidden from them. An own tool of this name hides nothing."""
-    tool = tools.get("run_command")
-    return tool.sandbox.hides if isinstance(tool, RunCommand) else bool
-
-
-def _web(settings: Settings) -> Web | None:
-    """What `web_fetch` may do; None when it is switched off. Raises ValueError for hosts that cannot be read."""
-    given = settings.tools
-    if not given.web_fetch:
-        return None
-    bounds = Bounds(body_bytes=given.fetch_bytes, total_s=given.fetch_timeout_ms / 1000)
-    return Web(openings=read_openings(given.fetch_allow), bounds=bounds)
-
-
-def _texts(settings: Settings) -> Texts:
-    return LANGUAGES[settings.texts.language].replaced(settings.texts.replace)
-
-
-def _models(settings: Settings) -> Models:
-    given = settings.models
-    return Models(
-        default=given.default,
-        profiles={name: _profile(name, profile, os.environ) for name, profile in given.profiles.items()},
-        openai_base_url=given.openai_base_url,
-        openai_api_key=given.openai_api_key.get_secret_value() if given.openai_api_key else None,
-        anthropic_base_url=given.anthropic_base_url,
-        anthropic_api_key=given.anthropic_api_key.get_secret_value() if given.anthropic_api_key else None,
-        scripts_dir=given.scripts,
-    )
-
-
-def _profile(name: str, given: ModelProfile, environment: Mapping[str, str]) -> Profile:
-    fields: dict[str, Any] = given.model_dump(exclude={"api_key_env", "base_url"}, exclude_none=True)
-    key = environment.get(given.api_key_env or "", "")
-    if given.api_key_env and not key:
-        raise ValueError(f"models.profiles.{name}: the environment variable {given.api_key_env} is not set")
-    return Profile(name=name, base_url=given.base_url or "", api_key=key, **fields)

@@ -16,7 +16,8 @@ from app.cli.admin import check_agents
 from app.llm.profile import THINKING_STYLES, Profile
 from app.masking import MASK, ValueMasker
 from app.settings import TOML_FILE, ModelProfile, Settings, load, sources, unknown_variables
-from app.wiring import _secrets, tool_names
+from app.wiring_models import secrets_of
+from app.wiring_tools import tool_names
 
 TOOLS = """
 def weather(city: str) -> str:
@@ -265,7 +266,7 @@ def test_what_settings_hold_is_masked_in_every_sink_and_harmless_headers_are_not
         "two": {"model": "m", "headers": {"Proxy-Authorization": "Basic YmFzaWM6MTIz"}},
     }
     masker = ValueMasker(
-        _secrets(load(store={"url": "postgresql://bob:pass%2Fword-1@db/x"}, models={"profiles": profiles}))
+        secrets_of(load(store={"url": "postgresql://bob:pass%2Fword-1@db/x"}, models={"profiles": profiles}))
     )
     for secret in ("tok-123456", "api-123456", "url-123456", "YmFzaWM6MTIz", "pass%2Fword-1", "pass/word-1"):
         assert masker.text(f"it is {secret}.") == f"it is {MASK}."

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.settings import Settings
-from app.wiring import tool_names
+from app.wiring_tools import tool_names
 from tests.service import serving
 
 

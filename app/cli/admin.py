@@ -20,9 +20,10 @@ from app.store.database import Database
 from app.store.keys import SqlKeyStore
 from app.store.migrate import MigrationError
 from app.store.migrate import upgrade as migrate
-from app.wiring import checks_with, tool_names
+from app.wiring import checks_with
 from app.wiring_definitions import catalog_of, skills_of
 from app.wiring_hooks import OwnHooks
+from app.wiring_tools import tool_names
 
 T = TypeVar("T")
 _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from app.agent.hooks import HookPoint, OnFailure
 from app.masking import MASK, ValueMasker
 from app.settings import TOML_FILE, load, sources
-from app.wiring import _secrets
 from app.wiring_hooks import foreign_names, hooks_of
+from app.wiring_models import secrets_of
 from tests.hooks.calls import told
 from tests.net.loopback import loopback, says
 
@@ -170,7 +170,7 @@ def test_secrets_of_hooks_are_not_shown_by_the_settings_and_masked_in_every_sink
     (entry,) = shown["hooks.entries"]
     assert entry["url"] == "https://hooks.example.org/x?token=***"
     assert (entry["name"], entry["secret_env"]) == ("web", "OWN_SIGNATURE")
-    masker = ValueMasker(_secrets(settings))
+    masker = ValueMasker(secrets_of(settings))
     for secret in (SECRET, SECRET.removeprefix("whsec_"), "url-secret-1234"):
         assert masker.text(f"it is {secret}.") == f"it is {MASK}."
 

@@ -13,7 +13,7 @@ from app.llm.anthropic import AnthropicChat
 from app.llm.catalog import Models
 from app.llm.profile import Profile
 from app.settings import TOML_FILE, load, sources
-from app.wiring import _models, _secrets
+from app.wiring_models import models_of, secrets_of
 from tests.llm.anthropic_world import AnthropicWorld, anthropic_world
 from tests.llm.asking import GLOB, KEY, TASK, ask
 from tests.stubs.anthropic_stub import message, refusal, words
@@ -156,8 +156,8 @@ def test_the_variables_of_anthropic_are_settings_and_its_key_is_a_secret(
     assert rows["models.anthropic_base_url"]["source"] == rows["models.anthropic_api_key"]["source"] == "environment"
     assert KEY not in json.dumps(list(rows.values())) and "pass-of-the-url" not in json.dumps(list(rows.values()))
     monkeypatch.delenv("ANTHROPIC_API_KEY")  # what the environment holds is masked in any case
-    assert {KEY, "pass-of-the-url"} <= set(_secrets(settings))
-    found = _models(settings).profile("anthropic:claude-x")
+    assert {KEY, "pass-of-the-url"} <= set(secrets_of(settings))
+    found = models_of(settings).profile("anthropic:claude-x")
     assert (found.base_url, found.api_key) == ("http://user:pass-of-the-url@127.0.0.1:1", KEY)
 
 
@@ -169,7 +169,7 @@ def test_a_profile_of_anthropic_can_be_written_in_the_file(alone: Path, monkeypa
         "cache = false\nthinking_style = 'adaptive'\n"
     )
     settings = load()
-    found = _models(settings).profile("claude")
+    found = models_of(settings).profile("claude")
     assert (found.base_url, found.api_key) == ("https://api.anthropic.com", KEY)
     assert (found.cache, found.thinking_style) == (False, "adaptive")
-    assert KEY in _secrets(settings)
+    assert KEY in secrets_of(settings)
