@@ -16,11 +16,11 @@ from app.agent.orders import BUDGET_CODE, MEMORY_BUSY, Delegator, HandoffResult,
 from app.agent.patience import patiently
 from app.agent.permissions import PermissionPolicy, of_child
 from app.agent.policy import HandoffPolicy, shortest
+from app.agent.run_ports import Launcher
 from app.agent.runs import (
     Ceiling,
     Failure,
     HandoffStatus,
-    Launcher,
     Progress,
     Run,
     RunOutcome,

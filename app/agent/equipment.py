@@ -30,7 +30,8 @@ from app.agent.orders import Delegator
 from app.agent.permission_rules import PermissionRule
 from app.agent.permissions import Means, PermissionPolicy, under_whitelists
 from app.agent.policy import ToolInherit
-from app.agent.runs import Launcher, Run, RunRequest, Session
+from app.agent.run_ports import Launcher
+from app.agent.runs import Run, RunRequest, Session
 from app.agent.skills import LOADER, system_prompt
 from app.agent.subagent_hooks import SubagentHooks
 from app.agent.surfaces import SurfaceParts, agent_of

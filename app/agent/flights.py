@@ -11,7 +11,8 @@ from app.agent.budget import Amount, Budget
 from app.agent.ids import new_id
 from app.agent.live_run import LiveRun
 from app.agent.payloads import FallbackInfo, RunQueued
-from app.agent.runs import Run, RunOutcome, RunRequest, Session, SessionCounters
+from app.agent.run_ports import SessionCounters
+from app.agent.runs import Run, RunOutcome, RunRequest, Session
 
 
 class Air:

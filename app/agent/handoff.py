@@ -32,15 +32,8 @@ from app.agent.orders import (
 )
 from app.agent.ports import Masker, Recorder
 from app.agent.returned import bounded, neutralised
-from app.agent.runs import (
-    Failure,
-    Fallback,
-    HandoffStatus,
-    Launcher,
-    Run,
-    RunRequest,
-    Session,
-)
+from app.agent.run_ports import Launcher
+from app.agent.runs import Failure, Fallback, HandoffStatus, Run, RunRequest, Session
 from app.agent.texts import filled
 
 log = logging.getLogger(__name__)

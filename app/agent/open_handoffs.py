@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from app.agent.errors import Conflict, NotFound
 from app.agent.open_handoff import OpenHandoff
 from app.agent.orders import ResumePoint, TaskState
-from app.agent.runs import HandoffStatus, Launcher, Run, Session
+from app.agent.run_ports import Launcher
+from app.agent.runs import HandoffStatus, Run, Session
 
 ENDING_S = 5.0  # for a task that was told to end to say that it has
 

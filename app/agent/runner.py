@@ -29,7 +29,8 @@ from app.agent.orders import canonical, composed
 from app.agent.own_runner import OwnRunnerModel, drive
 from app.agent.patience import patiently
 from app.agent.payloads import ActivityInfo, ErrorInfo, RunEnded, RunResumed, RunStarted
-from app.agent.runs import Failure, Launcher, Run, RunOutcome, RunRequest, RunStatus, StopReason
+from app.agent.run_ports import Launcher
+from app.agent.runs import Failure, Run, RunOutcome, RunRequest, RunStatus, StopReason
 from app.agent.subagent_hooks import RESULT_HEAD, SENT_BACK
 from app.agent.texts import filled
 from app.agent.transcript import EMPTY_TASK

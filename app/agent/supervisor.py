@@ -33,18 +33,9 @@ from app.agent.open_handoffs import ENDING_S
 from app.agent.patience import STOPPING
 from app.agent.payloads import RunWaiting, SessionIdle
 from app.agent.ports import Masker, Recorder
+from app.agent.run_ports import SessionCounters
 from app.agent.runner import SubAgentRunner
-from app.agent.runs import (
-    HandoffStatus,
-    LeftCall,
-    Run,
-    RunOutcome,
-    RunRequest,
-    RunStatus,
-    Seat,
-    Session,
-    SessionCounters,
-)
+from app.agent.runs import HandoffStatus, LeftCall, Run, RunOutcome, RunRequest, RunStatus, Seat, Session
 from app.agent.shared_memories import MemorySeat, SharedMemories
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from app.agent.errors import Conflict, Denied, InvalidRequest, NotFound, Unavail
 from app.agent.open_handoff import OpenHandoff
 from app.agent.orders import DIRECT, MEMORY_BUSY, Delegator, HandoffOrder, HandoffResult, ResumePoint
 from app.agent.policy import HandoffPolicy
-from app.agent.runs import HandoffStatus, Run, RunStore, Session
+from app.agent.run_ports import RunStore
+from app.agent.runs import HandoffStatus, Run, Session
 from app.agent.supervisor import RunSupervisor
 from app.sessions.closing import run_of
 from app.sessions.feed import View

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.agent.runs import RunStore
+from app.agent.run_ports import RunStore
 from app.sessions.journal import TAKE_S, Journal
 from app.sessions.tasks import Retention, TaskStore
 

@@ -19,7 +19,8 @@ from app.agent.errors import SubagentdError, Unavailable
 from app.agent.hooks import NO_HOOKS, Hook, HookCall, HookPoint, HookRegistry
 from app.agent.patience import STOPPING, patiently, pauses
 from app.agent.payloads import SessionIdle
-from app.agent.runs import Run, RunStore, Session
+from app.agent.run_ports import RunStore
+from app.agent.runs import Run, Session
 from app.sessions.closing import NOT_RUN_RESULT, UNKNOWN_RESULT, Closing, Left, run_of
 from app.sessions.journal import TAKE_S, Journal
 from app.sessions.traces import Trace

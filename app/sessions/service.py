@@ -20,14 +20,8 @@ from app.agent.notices import Notice, NoticeKind
 from app.agent.patience import STOPPING
 from app.agent.payloads import SessionClosed, SessionCreated, SessionUpdated
 from app.agent.policy import BudgetLimits, HandoffPolicy, Reaction
-from app.agent.runs import (
-    FINAL_STATUSES,
-    Run,
-    RunRequest,
-    RunStore,
-    Session,
-    SessionCounters,
-)
+from app.agent.run_ports import RunStore, SessionCounters
+from app.agent.runs import FINAL_STATUSES, Run, RunRequest, Session
 from app.agent.shared_memories import MemorySeat
 from app.agent.supervisor import RunSupervisor
 from app.sessions.feed import View

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, func, or_, select, true, tuple_
 
 from app.agent.messages import NO_USAGE, Usage
-from app.agent.runs import SessionCounters
+from app.agent.run_ports import SessionCounters
 from app.store.cursors import pack, unpack
 from app.store.reader import Reader, Record
 from app.store.tables import handoffs, messages, notices, runs, sessions, tool_calls

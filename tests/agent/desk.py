@@ -20,16 +20,7 @@ from app.agent.messages import Message, Role, ToolCall
 from app.agent.notices import Notices
 from app.agent.orders import Delegator, Pacing
 from app.agent.policy import HandoffPolicy
-from app.agent.runs import (
-    Failure,
-    Run,
-    RunOutcome,
-    RunRequest,
-    RunStatus,
-    Session,
-    StopReason,
-    ToolActivity,
-)
+from app.agent.runs import Failure, Run, RunOutcome, RunRequest, RunStatus, Session, StopReason, ToolActivity
 from app.agent.surfaces import SurfaceParts
 from app.agent.tools import OutputLimit, Tool, ToolContext, ToolResult, validated
 from app.masking import ValueMasker

@@ -10,7 +10,7 @@ from sqlalchemy import select, text
 
 from app.agent.events import Event, Write
 from app.agent.ports import EventLog
-from app.agent.runs import MemoryStore
+from app.agent.run_ports import MemoryStore
 from app.sessions.agents import AgentStore
 from app.sessions.audit import AuditStore
 from app.sessions.inbox import ApprovalStore

@@ -11,7 +11,8 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 from app.agent.errors import InvalidRequest
 from app.agent.events import Write
 from app.agent.messages import Message, Role, ToolCall
-from app.agent.runs import MemoryState, RunStatus, SessionCounters
+from app.agent.run_ports import SessionCounters
+from app.agent.runs import MemoryState, RunStatus
 from app.sessions.audit import DecisionFilter, MessageFilter
 from app.sessions.inbox import ApprovalFilter
 from app.sessions.keys import KeyRecord
