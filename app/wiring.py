@@ -49,11 +49,12 @@ from app.sessions.opening import Opening
 from app.sessions.records import Records
 from app.sessions.recovery import Recovery
 from app.sessions.rejecting import replacement
-from app.sessions.service import Defaults, Sessions
+from app.sessions.service import Sessions
 from app.sessions.services import Services
 from app.sessions.skills import SkillListing
 from app.sessions.tasks import Retention, Tasks
 from app.sessions.tenant_agents import TenantAgents
+from app.sessions.turn_requests import Defaults
 from app.sessions.untold import Untold
 from app.sessions.verifying import Verifying
 from app.settings import TOML_FILE, RecoveryMode, Settings

@@ -51,8 +51,9 @@ from app.sessions.records import Records
 from app.sessions.recovery import Recovery
 from app.sessions.rejecting import replacement
 from app.sessions.requests import DelegationInput, RunInput, SessionInput
-from app.sessions.service import Defaults, Sessions
+from app.sessions.service import Sessions
 from app.sessions.tasks import Retention
+from app.sessions.turn_requests import Defaults
 from app.sessions.untold import Untold
 from app.sessions.webhooks import Webhooks
 from app.settings_rules import Permissions

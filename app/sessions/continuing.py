@@ -279,7 +279,7 @@ class Continuing:
 
     async def _turn(self, session: Session, left: Left, row: Row) -> None:
         """A turn of the session itself."""
-        request = self._sessions.again(session, row, left.traces[row["id"]].given)
+        request = self._sessions.requests.again(session, row, left.traces[row["id"]].given)
         seat = self._supervisor.turn(session, queue=True, again=True)
         try:
             await patiently(f"the memory of run {row['id']}", seat.opened)

@@ -138,8 +138,8 @@ class Delegations:
         if definition.runner is None:
             self._models.resolve(definition.model or model)
         limits = [limits for limits in (definition.budget, policy.budget, own) if limits is not None]
-        self._sessions.check_fallbacks(policy)
-        self._sessions.check_prices(session, limits, [(definition, definition.model or model)])
+        self._sessions.requests.check_fallbacks(policy)
+        self._sessions.requests.check_prices(session, limits, [(definition, definition.model or model)])
         order = HandoffOrder(
             tool=_tool_name(definition),
             surface=DIRECT,
@@ -148,7 +148,7 @@ class Delegations:
             context=given.context or "",
             name=given.name or (point.name if point is not None else None),
             resume=point,
-            max_steps=self._sessions.steps(given.max_steps),
+            max_steps=self._sessions.requests.steps(given.max_steps),
             tools=None if given.tools is None else self._reader.tools(given.tools, "tools", names),
             timeout_ms=given.timeout_ms,
             deadline_ms=given.deadline_ms,

@@ -54,7 +54,9 @@ class OrdersAgain:
     def _request(self, session: Session, left: Left, row: Row) -> tuple[RunRequest, Budget | None]:
         """With what a run that has ended was started, and what bounds it from above."""
         if not row["depth"]:
-            return self._sessions.again(session, row, left.given.get(row["id"])), self._supervisor.budget(session.id)
+            return self._sessions.requests.again(session, row, left.given.get(row["id"])), self._supervisor.budget(
+                session.id
+            )
         asked = self._by_run if row["parent_id"] is not None else self._by_caller
         by, order = asked(session, left, row)
         spent = spent_by(left, left.runs_of(row["handoff_id"]))

@@ -11,15 +11,12 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from app.agent import events
-from app.agent.budget import check_prices
 from app.agent.chat import ModelCatalog
-from app.agent.definition import MAX_STEPS, AgentDefinition
-from app.agent.delegation import Roster, chosen
-from app.agent.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from app.agent.delegation import Roster
+from app.agent.errors import Conflict, NotFound, Unavailable
 from app.agent.notices import Notice, NoticeKind
 from app.agent.patience import STOPPING
 from app.agent.payloads import SessionClosed, SessionCreated, SessionUpdated
-from app.agent.policy import BudgetLimits, HandoffPolicy, Reaction
 from app.agent.run_ports import RunStore, SessionCounters
 from app.agent.runs import FINAL_STATUSES, Run, RunRequest, Session
 from app.agent.shared_memories import MemorySeat
@@ -31,6 +28,7 @@ from app.sessions.kept import KeptSessions
 from app.sessions.opening import Opening, checked_agents, config_of
 from app.sessions.policies import Policies
 from app.sessions.requests import OnBusy, RunInput, SessionInput
+from app.sessions.turn_requests import Defaults, TurnRequests
 from app.sessions.views import created_view, run_view, session_view, tree_view, with_late_tasks
 from app.sessions.webhooks import Webhooks
 from app.wire import decode, event_json
@@ -50,15 +48,6 @@ class SessionStore(RunStore, Protocol):
 
     async def turns(self, tenant: str, session_id: str, *, after: int, limit: int) -> list[Mapping[str, Any]]:
         """Runs of a session that no other run has started, by ordinal, behind that one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
-    """What applies where nobody said anything."""
-
-    agent: str
-    parent_steps: int
-    max_steps: int = MAX_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +79,12 @@ class Sessions:
         self._journal = journal
         self._store = store
         self._roster = roster
-        self._models = models
         self._opening = opening
         self._defaults = defaults
         self._inbox = inbox
         self.policies = policies
         self.webhooks = webhooks
+        self.requests = TurnRequests(roster, models, opening, defaults, policies, webhooks, supervisor.equipment)
         self._known = KeptSessions(KNOWN_SESSIONS, KNOWN_BYTES)
         self.stopping = False
         self.gate: Callable[[str], Awaitable[None]] = _open_gate
@@ -123,7 +112,7 @@ class Sessions:
         agent = given.agent or (self._defaults.agent if lead else None)
         session = self._opening.new(tenant, given, agent)
         if agent is not None:
-            self._request(session, RunInput(input=""))  # what a first run would be refused for is refused now
+            self.requests.request(session, RunInput(input=""))  # what a first run would be refused for is refused now
         checked_agents(session, self._roster)
         return session
 
@@ -288,7 +277,7 @@ class Sessions:
         session = await self.open_for_work(tenant, session_id)
         if session.agent is None:
             raise Conflict("this session was made for a delegation and has no lead agent", code="no_lead_agent")
-        request = self._request(session, given)
+        request = self.requests.request(session, given)
         async with self.opened(session):
             seat = self._supervisor.turn(session, queue=given.on_busy is not OnBusy.REJECT)
             try:
@@ -316,7 +305,7 @@ class Sessions:
     async def run_once(self, tenant: str, given: SessionInput, run: RunInput) -> Started:
         """Make a session and start its first turn."""
         session = self.draft(tenant, given)
-        request = self._request(session, run)
+        request = self.requests.request(session, run)
         self.begin(session, given)
         with self._supervisor.work(session, FRESH):
             seat = self._supervisor.turn(session, fresh=True)
@@ -332,97 +321,6 @@ class Sessions:
         after = self._journal.recorded(session.id)
         with self.webhooks.asked(session, "run", webhook) as run_id:
             return Started(run=self._supervisor.launch(replace(request, id=run_id)), after=after)
-
-    def _request(self, session: Session, given: RunInput) -> RunRequest:
-        """The request of a session's turn; everything that can be refused is refused here."""
-        self.webhooks.check(given.webhook)
-        definition = self._roster.find(session, session.agent or "")
-        if definition is None:
-            raise InvalidRequest(
-                f"there is no agent {session.agent!r}: GET /v1/agents lists those that exist", code="unknown_agent"
-            )
-        chosen_model = session.model or definition.model
-        policy = HandoffPolicy().replaced(definition.policy).replaced(session.policy)
-        parallel = [p for p in (session.parallel_tool_calls, definition.parallel_tool_calls) if p is not None]
-        own = None if given.budget is None else self._opening.reader.budget(given.budget, "budget")
-        schema = (
-            None if given.output_schema is None else self._opening.reader.schema(given.output_schema, "output_schema")
-        )
-        # a session's policy replaces fields of the lead's, but a budget bounds whatever else does
-        bounds = (definition.budget, definition.policy.budget, session.policy.budget, own)
-        request = RunRequest(
-            session=session,
-            definition=definition,
-            task=given.input,
-            policy=policy,
-            max_steps=self.steps(given.max_steps) or definition.max_steps or self._defaults.parent_steps,
-            surfaces=chosen(session.surfaces, definition.surfaces),
-            memory_id=session.memory_id,
-            model=chosen_model,
-            effort=definition.effort,
-            thinking=definition.thinking if session.thinking is None else session.thinking,
-            parallel_tool_calls=all(parallel),
-            deadline_ms=given.deadline_ms,
-            timeout_ms=given.timeout_ms,
-            budgets=tuple(limits for limits in bounds if limits is not None),
-            output_schema=definition.output_schema if schema is None else schema,
-            permissions=self.policies.lead(session, definition),
-            given=_given(given),
-        )
-        if definition.runner is None:
-            self._models.resolve(chosen_model)
-        self.check_fallbacks(policy)
-        self.check_prices(session, request.budgets, [(definition, chosen_model)])
-        self._supervisor.equipment.check(request)
-        return request
-
-    def again(self, session: Session, row: Mapping[str, Any], given: Mapping[str, Any] | None) -> RunRequest:
-        """The request of a turn that an earlier process had begun. Raises `InvalidRequest` where it cannot be made any
-        more, since its agent is gone for example."""
-        wanted = given or {}
-        run = RunInput(
-            input=row["input"],
-            max_steps=min(row["max_steps"], self._defaults.max_steps),
-            deadline_ms=row["deadline_ms"] or 0,
-            timeout_ms=row["timeout_ms"] or 0,
-            output_schema=wanted.get("output_schema"),
-            budget=wanted.get("budget"),
-        )
-        return self._request(session, run)
-
-    def check_fallbacks(self, policy: HandoffPolicy) -> None:
-        """Raises `InvalidRequest` when a fallback names a model that there is not."""
-        for wanted in (policy.on_denied, policy.on_error):
-            if wanted is not None and wanted.reaction is Reaction.MODEL:
-                self._models.resolve(wanted.target)
-
-    def check_prices(
-        self,
-        session: Session,
-        budgets: Sequence[BudgetLimits],
-        agents: Sequence[tuple[AgentDefinition, str | None]],
-    ) -> None:
-        """Raises `InvalidRequest` when money is limited and an agent's model has no price (spec 4.8). Those whom the
-        session names are looked at as well; a model that only an agent of the catalog has is refused at its handoff."""
-        limits = [
-            limits for limits in (session.budget, *budgets) if limits is not None and limits.cost_micros is not None
-        ]
-        if not limits:
-            return
-        named = [self._roster.find(session, name) for name in session.agents or ()]
-        for definition, model in (*agents, *((d, d.model) for d in named if d is not None and d.model is not None)):
-            if definition.runner is None:
-                resolved = self._models.resolve(model)
-                check_prices({limit.currency for limit in limits}, resolved.name, resolved.prices)
-
-    def steps(self, wanted: int | None) -> int | None:
-        """A caller's `max_steps`, checked. Raises `InvalidRequest`."""
-        if wanted is not None and not 1 <= wanted <= self._defaults.max_steps:
-            raise InvalidRequest(
-                f"max_steps is {wanted}: it must be from 1 to {self._defaults.max_steps} (limits.max_steps)",
-                errors=[{"at": "max_steps", "message": f"1 to {self._defaults.max_steps}"}],
-            )
-        return wanted
 
     async def run(self, tenant: str, run_id: str, wait_s: float = 0.0) -> dict[str, Any]:
         """One run as a client sees it; waits up to `wait_s` for its end."""
@@ -548,12 +446,6 @@ class Sessions:
 
 async def _open_gate(session_id: str) -> None:
     """Nothing was left by an earlier process."""
-
-
-def _given(given: RunInput) -> Mapping[str, Any] | None:
-    """What of a turn's input stands nowhere else in the log."""
-    kept = {"output_schema": given.output_schema, "budget": given.budget}
-    return {key: dict(value) for key, value in kept.items() if value is not None} or None
 
 
 def not_taken_up(what: str) -> Unavailable:
