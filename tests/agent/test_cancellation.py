@@ -72,7 +72,7 @@ async def test_a_run_that_is_cancelled_before_it_began_ends_cancelled_and_asks_n
     async with world(tmp_path) as w:
         session = await w.session()
         async with w.sessions.opened(await w.sessions.known(w.tenant, session)):
-            request = w.sessions._request(await w.sessions.known(w.tenant, session), _input("hello"))
+            request = w.sessions.requests.request(await w.sessions.known(w.tenant, session), _input("hello"))
             run = w.supervisor.launch(request)
             assert await w.supervisor.cancel(run.id) == (run.id,)
         assert [e["type"] for e in await w.events(session)][1:] == ["run.queued", "run.cancelled", "session.idle"]
