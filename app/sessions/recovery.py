@@ -31,7 +31,7 @@ __all__ = ["NOT_RUN_RESULT", "UNKNOWN_RESULT", "GoingOn", "Recovery"]
 log = logging.getLogger(__name__)
 
 TELLING = 8  # hooks at a time: a crash may leave thousands of runs, and they may all go to one receiver
-AT_ONCE = 16  # sessions that are looked at together
+AT_ONCE = 48  # sessions that are looked at together: each of their reads waits its turn among all that goes on already
 FIRST_S = 0.1  # for the service to open its port
 
 Row = Mapping[str, Any]
@@ -216,17 +216,22 @@ class Recovery:
     async def _left(self, tenant: str, session_id: str, open_runs: list[Row], handoffs: list[Row]) -> Left:
         """What a process left of a session."""
         await self._journal.open(tenant, session_id)
+        runs, all_handoffs, row = await asyncio.gather(
+            self._store.runs(tenant, session_id),
+            self._store.handoffs(tenant, session_id),
+            self._store.session(tenant, session_id),
+        )
         left = Left(
             tenant=tenant,
             session_id=session_id,
-            rows=list(await self._store.runs(tenant, session_id)),
+            rows=list(runs),
             open_runs=list(open_runs),
             handoffs=list(handoffs),
-            all_handoffs=list(await self._store.handoffs(tenant, session_id)),
+            all_handoffs=list(all_handoffs),
             untold=set(self._untold.get(session_id, ())),
         )
-        row = await self._store.session(tenant, session_id) or {}
-        left.worked = any(run["first_seq"] > (row.get("idle_seq") or 0) for run in left.rows)
+        idle_seq = (row or {}).get("idle_seq") or 0
+        left.worked = any(run["first_seq"] > idle_seq for run in left.rows)
         await self._read(left)
         return left
 
