@@ -65,6 +65,7 @@ class Journal:
         self._streams = self._sessions.at_hand
         self._showing = Showing(self._waiting, bus, masker)
         self._sealed = False
+        self._held: asyncio.Future[None] | None = None
 
     def listen(self, listener: Listener) -> None:
         """Call `listener` with every batch of published events from here on."""
@@ -279,7 +280,20 @@ class Journal:
 
     async def room(self, session_id: str) -> None:
         """See `Recorder.room`."""
+        if self._held is not None:
+            await asyncio.shield(self._held)
         await self._waiting.room(session_id)
+
+    def hold(self, seconds: float) -> None:
+        """No step begins until `let_go`, or for so long."""
+        self._held = self._loop.create_future()
+        self._loop.call_later(seconds, self.let_go)
+
+    def let_go(self) -> None:
+        """Steps begin again."""
+        if self._held is not None:
+            settle(self._held, None)
+            self._held = None
 
     def pause(self) -> None:
         """No step begins any more."""

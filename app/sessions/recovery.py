@@ -31,7 +31,8 @@ __all__ = ["NOT_RUN_RESULT", "UNKNOWN_RESULT", "GoingOn", "Recovery"]
 log = logging.getLogger(__name__)
 
 TELLING = 8  # hooks at a time: a crash may leave thousands of runs, and they may all go to one receiver
-AT_ONCE = 48  # sessions that are looked at together: each of their reads waits its turn among all that goes on already
+AT_ONCE = 16  # sessions that are looked at together
+HELD_S = 10.0  # at most: no step begins until it is known of all sessions what was in flight in them
 FIRST_S = 0.1  # for the service to open its port
 
 Row = Mapping[str, Any]
@@ -83,6 +84,7 @@ class Recovery:
         self._waiting: dict[str, asyncio.Task[None]] = {}
         self._untold: dict[str, set[str]] = {}
         self._unread: set[str] = set()  # sessions that could not be read yet
+        self._unseen: set[str] = set()  # sessions that were not looked at yet
         self._put_off: set[str] = set()  # sessions that are left to the next process
         self._stopped = asyncio.Event()
 
@@ -105,6 +107,9 @@ class Recovery:
             asyncio.get_running_loop().call_later(FIRST_S, begin.set)
         if self.going_on is not None:
             self.going_on.expect(runs, handoffs)
+            self._unseen.update(row["session_id"] for row in (*runs, *handoffs))
+            if self._unseen:  # else those that come first would keep the others from going on at all
+                self._journal.hold(HELD_S)
         open_runs, open_handoffs = _by_session(runs), _by_session(handoffs)
         for session_id, tenant in sessions.items():
             work = self._one(few, begin, tenant, session_id, open_runs[session_id], open_handoffs[session_id])
@@ -145,6 +150,7 @@ class Recovery:
     async def stop(self) -> None:
         """Take up nothing more: what is not gone on with is left as it is, as a crash would leave it."""
         self.refuse()
+        self._journal.let_go()
         waiting = list(self._waiting.values())
         for task in waiting:
             task.cancel()
@@ -172,12 +178,21 @@ class Recovery:
         for pause_s in pauses():
             async with few:
                 if self._stopped.is_set() or await self._taken_up(tenant, session_id, open_runs, handoffs):
+                    self._seen(session_id)
                     break
+            self._seen(session_id)
             self._unread.add(session_id)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopped.wait()
         self._unread.discard(session_id)
+
+    def _seen(self, session_id: str) -> None:
+        """It is known what was in flight in a session, or that it cannot be read."""
+        if session_id in self._unseen:
+            self._unseen.remove(session_id)
+            if not self._unseen:
+                self._journal.let_go()
 
     async def _taken_up(self, tenant: str, session_id: str, open_runs: list[Row], handoffs: list[Row]) -> bool:
         """Go on with a session or close it; False when it cannot be read, and nothing was begun."""
@@ -189,6 +204,7 @@ class Recovery:
                 raise
             _unread(session_id, error)
             return False
+        self._seen(session_id)
         if self.going_on is None:
             await self._end(left)
             faults.hit("recovery.recorded")

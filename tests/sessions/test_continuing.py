@@ -264,3 +264,52 @@ async def test_a_delegation_that_resumes_another_goes_on_with_its_memory_and_alo
         assert [(row["output"], row["status"]) for row in runs] == [("one", "completed"), ("two", "completed")]
         assert runs[1]["turn"] == runs[0]["turn"] + 1
         assert len({row["memory_id"] for row in runs}) == 1
+
+
+@pytest.mark.spec("12.7")
+async def test_no_step_begins_until_it_is_known_of_all_sessions_what_was_in_flight(tmp_path: Path) -> None:
+    there, opened = asyncio.Semaphore(0), asyncio.Event()
+
+    async def hold(_arguments: Mapping[str, Any], _context: ToolContext) -> str:
+        there.release()
+        await opened.wait()
+        return "held"
+
+    async def begin(w: World) -> None:
+        for _ in range(3):
+            await w.turn(await w.session(), task({"calls": [call("hold")]}, "Done."))
+        for _ in range(3):
+            await there.acquire()
+        await w.journal.flush()
+        story.die()
+
+    async def kinds(w: World) -> Counter[str]:
+        await w.journal.flush()
+        return Counter(event["type"] for event in await w.rows("events"))
+
+    story = Story(begin, [Probe("hold", hold, read_only=True)])
+    await story.dies(tmp_path, 1_000, first=True)
+    opened.set()
+    async with story.begun(tmp_path, take_up=False) as w:
+        sessions = [row["session_id"] for row in await w.store.open_runs()]
+        assert len(sessions) == 3
+        late, known = sessions[-1], asyncio.Event()
+        read = w.store.handoffs
+
+        async def slowly(tenant: str, session_id: str) -> Sequence[Mapping[str, Any]]:
+            if session_id == late:
+                await known.wait()
+            return await read(tenant, session_id)
+
+        w.store.handoffs = slowly  # type: ignore[method-assign]
+        await w.recovery.run()
+        before = (await kinds(w))["step.started"]
+        async with asyncio.timeout(20):
+            while (await kinds(w))["run.resumed"] < len(sessions) - 1:
+                await asyncio.sleep(0.002)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert (await kinds(w))["step.started"] == before
+        known.set()
+        await still(w)
+        assert await row_problems(w) == []
