@@ -186,10 +186,10 @@ class RunSupervisor:
         unclaimed: Callable[[Run, str, RunStatus], Usage],
     ) -> None:
         """`taken_up` is called when a run goes on that another process had begun, and gives what those below it have
-        used that do not. `close` before its end: what was
-        begun below it, and nobody has taken up again, ends with it. `drop` when it is not gone on with after all.
-        `settled` when nothing of a session is open any more. `to_come`: the tasks below a run that are about to go
-        on. `unclaimed` when a call has its result: what was begun for it, and it has not gone on with, ends."""
+        used that do not. `close` before its end: what was begun below it, and nobody has taken up again, ends with it.
+        `drop` when it is not gone on with after all. `settled` when nothing of a session is open any more. `to_come`:
+        the tasks below a run that are about to go on. `unclaimed` when a call has its result: what was begun for it,
+        and it has not gone on with, ends."""
         self._runner.on_left = close
         self._taken_up = taken_up
         self._drop = drop

@@ -177,10 +177,10 @@ class Recovery:
         await begin.wait()
         for pause_s in pauses():
             async with few:
-                if self._stopped.is_set() or await self._taken_up(tenant, session_id, open_runs, handoffs):
-                    self._seen(session_id)
-                    break
+                done = self._stopped.is_set() or await self._taken_up(tenant, session_id, open_runs, handoffs)
             self._seen(session_id)
+            if done:
+                break
             self._unread.add(session_id)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

@@ -154,6 +154,12 @@ async def _going_on(beside: Begin, w: World) -> None:
     await beside(w)
 
 
+def forget_agent(w: World, gone: str) -> None:
+    """There is no agent of that name any more."""
+    find = w.sessions._roster.find
+    w.sessions._roster.find = lambda session, name: None if name == gone else find(session, name)  # type: ignore[method-assign]
+
+
 def quiet(w: World) -> bool:
     """Whether nothing is in the air."""
     return not (w.recovery._waiting or w.supervisor.in_flight or w.supervisor.handoffs.open.in_flight)

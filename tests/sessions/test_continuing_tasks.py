@@ -15,7 +15,7 @@ from tests.agent.probes import Probe, Stage
 from tests.longer import times
 from tests.plan import ask, call, execute, task
 from tests.plan import behind as in_background
-from tests.sessions.lives import Story, row_problems, still
+from tests.sessions.lives import Story, forget_agent, row_problems, still
 from tests.sessions.test_continuing import all_events, lives_of
 from tests.world import World
 
@@ -204,9 +204,7 @@ async def with_a_guest_that_is_gone(folder: Path, plan: str) -> AsyncIterator[Wo
     await story.dies(folder, 1_000_000, first=True)
     stage.open("task", "middle")
     async with story.begun(folder, take_up=False) as w:
-        roster = w.sessions._roster
-        find = roster.find
-        roster.find = lambda session, name: None if name == "guest" else find(session, name)  # type: ignore[method-assign]
+        forget_agent(w, "guest")
         await w.recovery.run()
         await still(w)
         assert await row_problems(w) == []

@@ -15,7 +15,7 @@ from app.sessions.requests import OnBusy, RunInput
 from tests.agent.probes import Stage
 from tests.agent.tasks import BUSY, LONG
 from tests.plan import ask, call, execute, task
-from tests.sessions.lives import Story, row_problems, still
+from tests.sessions.lives import Story, forget_agent, row_problems, still
 from tests.sessions.test_continuing import all_events, lives_of
 from tests.world import World
 
@@ -137,9 +137,7 @@ async def test_what_a_task_has_taken_over_from_a_run_that_has_ended_ends_with_it
     await story.dies(tmp_path, 1_000_000, first=True)
     stage.open("x", "y")
     async with story.begun(tmp_path, take_up=False) as w:
-        roster = w.sessions._roster
-        find = roster.find
-        roster.find = lambda session, name: None if name == "guest" else find(session, name)  # type: ignore[method-assign]
+        forget_agent(w, "guest")
         await w.recovery.run()
         await still(w)
         assert await row_problems(w) == []
@@ -196,9 +194,7 @@ async def test_a_task_between_two_attempts_ends_with_the_turn_that_cannot_go_on(
     story = Story(begin, stage.tools, pacing=LONG)
     await story.dies(tmp_path, 1_000_000, first=True)
     async with story.begun(tmp_path, take_up=False) as w:
-        roster = w.sessions._roster
-        find = roster.find
-        roster.find = lambda session, name: None if name == "lead" else find(session, name)  # type: ignore[method-assign]
+        forget_agent(w, "lead")
         await w.recovery.run()
         await still(w)
         assert await row_problems(w) == []

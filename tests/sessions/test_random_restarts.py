@@ -11,7 +11,7 @@ import pytest
 from app.agent.errors import SubagentdError
 from tests.longer import times
 from tests.plan import behind, call, execute, task
-from tests.sessions.lives import Story, row_problems, still
+from tests.sessions.lives import Story, forget_agent, row_problems, still
 from tests.sessions.test_continuing_tasks import told_at_last
 from tests.world import World
 
@@ -79,8 +79,8 @@ async def test_whatever_a_crash_leaves_comes_to_an_end_that_rows_and_log_and_not
     if rng.random() < 0.3:
         await story.dies(tmp_path, rng.randint(0, 6))
     async with story.begun(tmp_path, take_up=False) as w:
-        find, gone = w.sessions._roster.find, rng.random() < 0.8
-        w.sessions._roster.find = lambda session, name: None if gone and name == "guest" else find(session, name)  # type: ignore[method-assign]
+        if rng.random() < 0.8:
+            forget_agent(w, "guest")
         await w.recovery.run()
         if rng.random() < 0.3:
             await cancelled(w, rng)
