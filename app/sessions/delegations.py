@@ -255,7 +255,7 @@ class Delegations:
         row = await self._row(tenant, handoff_id)
         runs = await self._store.handoff_runs(tenant, handoff_id)
         shown = handoff_view(row, await self._sessions.with_late_tasks(tenant, row["session_id"], runs))
-        return shown | (await self._sessions.webhooks.view(tenant, handoff_id) if row["run_id"] is None else {})
+        return shown | (await self._sessions.webhooks.view(tenant, handoff_id) if row["has_webhook"] else {})
 
     async def first_run(self, tenant: str, handoff_id: str) -> Run | None:
         """The run of its first attempt, once there is one."""

@@ -6,6 +6,7 @@ Knows no table. Order at the end: the journal closes its writer, then `Database.
 import asyncio
 import sqlite3
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlencode
@@ -21,6 +22,7 @@ from app.store.guard import Guard
 from app.store.location import Location, locate, looking_at, make_file
 from app.store.lock import FileLock, SessionLock
 from app.store.reader import Reader
+from app.store.whole import WholeCursor, WholeResults
 from app.store.writer import SqlWriter
 
 Synchronous = Literal["OFF", "NORMAL", "FULL"]
@@ -176,9 +178,9 @@ def _tolerant(text_: bytes) -> str:
 def _reading_engine(location: Location, readers: int, busy_timeout_ms: int, *, read_only: bool) -> AsyncEngine:
     """A pool that can only read. No transaction outlives its statement: a held one lets SQLite's log grow."""
     if location.path is None:
-        arguments = _postgres("-c default_transaction_read_only=on -c statement_timeout=30000")
+        arguments: dict[str, Any] = _postgres("-c default_transaction_read_only=on -c statement_timeout=30000")
     else:
-        arguments = {"timeout": busy_timeout_ms / 1000}
+        arguments = {"timeout": busy_timeout_ms / 1000, "factory": WholeResults}
     where = location.reading
     if read_only and location.path is not None:
         where = where.set(database=location.path.as_uri(), query={**looking_at(location.path), "uri": "true"})
@@ -187,12 +189,15 @@ def _reading_engine(location: Location, readers: int, busy_timeout_ms: int, *, r
         pool_size=readers,
         max_overflow=0,
         isolation_level="AUTOCOMMIT",
+        skip_autocommit_rollback=True,  # there is no transaction, and each would be a turn of two threads
         connect_args=arguments,
     )
     if location.path is not None:
 
         @event.listens_for(engine.sync_engine, "connect")
         def configure(connection: Any, _record: Any) -> None:
+            driver = connection.driver_connection
+            driver.cursor = partial(WholeCursor, driver)
             cursor = connection.cursor()
             cursor.execute("PRAGMA query_only=ON")
             cursor.close()

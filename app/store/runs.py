@@ -6,13 +6,13 @@ Rows are dictionaries by column name, JSON decoded, times in µs.
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, func, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Select, Table, and_, bindparam, exists, func, or_, select, true, tuple_
 
 from app.agent.messages import NO_USAGE, Usage
 from app.agent.run_ports import SessionCounters
 from app.store.cursors import pack, unpack
 from app.store.reader import Reader, Record
-from app.store.tables import handoffs, messages, notices, runs, sessions, tool_calls
+from app.store.tables import handoffs, messages, notices, runs, sessions, tool_calls, webhooks
 
 _SESSIONS_ORDER = "sessions"
 
@@ -23,6 +23,12 @@ def _of(table: Table, *columns: str) -> Select[Any]:
     return select(table).where(*mine)
 
 
+def _shown(table: Table) -> Select[Any]:
+    """One row by its id, and whether somebody is to be told of its end (`has_webhook`)."""
+    own = exists().where(webhooks.c.tenant_id == table.c.tenant_id, webhooks.c.id == table.c.id)
+    return _of(table, "id").add_columns(own.label("has_webhook"))
+
+
 _session = _of(sessions, "id").where(sessions.c.erased_at.is_(None))
 _sessions = (
     select(sessions)
@@ -31,7 +37,7 @@ _sessions = (
     .limit(bindparam("limit"))
 )
 _sessions_after = _sessions.where(sessions.c.id < bindparam("after"))
-_run = _of(runs, "id")
+_run = _shown(runs)
 _runs = _of(runs, "session_id").order_by(runs.c.ordinal)
 _turns = (
     _of(runs, "session_id")
@@ -39,7 +45,7 @@ _turns = (
     .order_by(runs.c.ordinal)
     .limit(bindparam("limit"))
 )
-_handoff = _of(handoffs, "id")
+_handoff = _shown(handoffs)
 _handoffs = _of(handoffs, "session_id").order_by(handoffs.c.start_seq)
 _handoff_runs = _of(runs, "handoff_id").order_by(runs.c.ordinal)
 _open_runs = select(runs).where(runs.c.ended_at.is_(None))

@@ -1,0 +1,69 @@
+"""A statement and all its rows in one turn of a SQLite connection's thread, for an engine that only reads.
+
+SQLAlchemy asks the driver for a cursor, the execution, the rows and the cursor's end one after the other, and each is
+a way to the thread and back: what a read by its key costs under load is almost only that. Here the first of them
+brings everything. Knows no statement.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import aiosqlite
+
+Description = tuple[tuple[str, None, None, None, None, None, None], ...] | None
+
+
+class WholeResults(sqlite3.Connection):
+    """Its `execute` has read all rows when it returns; a `factory` of `sqlite3.connect`."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Any:
+        """Execute one statement; what it returns has only `fetchall`, which gives description and rows."""
+        cursor = super().execute(sql, parameters)
+        try:
+            return _Whole(cursor.description, cursor.fetchall())
+        finally:
+            cursor.close()
+
+
+class _Whole:
+    """What came of a statement."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self, description: Description, rows: Sequence[Any]) -> None:
+        self._found = description, rows
+
+    def fetchall(self) -> Any:
+        """Description and rows."""
+        return self._found
+
+
+class WholeCursor:
+    """A cursor as SQLAlchemy uses it of an asynchronous driver (`AsyncIODBAPICursor`), on a connection to
+    `WholeResults`."""
+
+    arraysize = 1
+    rowcount = -1
+    lastrowid = 0
+
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        self._connection = connection
+        self._rows: Sequence[Any] = ()
+        self.description: Description = None
+
+    async def __aenter__(self) -> "WholeCursor":
+        return self
+
+    async def execute(self, operation: str, parameters: Any = ()) -> "WholeCursor":
+        """Execute a statement and read its rows."""
+        found: Any = await self._connection.execute_fetchall(operation, parameters)
+        self.description, self._rows = found
+        return self
+
+    async def fetchall(self) -> Sequence[Any]:
+        """The rows, which are there."""
+        return self._rows
+
+    async def close(self) -> None:
+        """There is nothing to close."""
