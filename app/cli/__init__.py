@@ -3,6 +3,7 @@
 Each command lies in a module that is imported when it is used: `--help` must not load the service.
 """
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -81,6 +82,7 @@ def main() -> None:
 @as_json
 def serve(as_json: bool, **options: Any) -> None:
     """Run the service."""
+    gc.disable()  # until everything is there that stays: a tenth of the start went into looking at that
     from app.cli.serving import run  # noqa: PLC0415  the service is heavy
 
     sys.exit(run(settings_or_exit(**options), as_json=as_json))

@@ -110,6 +110,7 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
+    gc.enable()
     sys.setswitchinterval(SWITCH_S)
 
 

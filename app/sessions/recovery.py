@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 TELLING = 8  # hooks at a time: a crash may leave thousands of runs, and they may all go to one receiver
 AT_ONCE = 16  # sessions that are looked at together
-HELD_S = 10.0  # at most: no step begins until it is known of all sessions what was in flight in them
+HELD_S = 20.0  # at most, which is when all are to go on: until then no step begins, if it is not known of all sessions
 FIRST_S = 0.1  # for the service to open its port
 
 Row = Mapping[str, Any]
