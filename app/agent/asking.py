@@ -45,6 +45,7 @@ async def ask(work: Work, request: ChatRequest, *, last: bool = False) -> Reply:
             continue
         shown = _Shown()
         try:
+            await work.recorder.secured(work.run.session_id)
             return await _once(work, request, shown)
         except ModelError as error:
             tried += 1
@@ -181,6 +182,7 @@ async def summarised(work: Work, said: str, wish: str = "", tokens: int = SUMMAR
             await _rest(work, work.gates.passed(work.model.name))
         max_tokens = await work.meter.before((message,), (), bound=tokens)
         request = ChatRequest(messages=(message,), temperature=FORCED_TEMPERATURE, max_tokens=max_tokens)
+        await work.recorder.secured(work.run.session_id)
         try:
             reply = await work.model.stream(request, lambda delta: None)
         except BaseException as error:  # border to models: whatever it is, the call was made, and is counted

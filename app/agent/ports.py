@@ -22,6 +22,10 @@ class Recorder(Protocol):
     async def committed(self, event: Event) -> None:
         """Wait until the event is in the store."""
 
+    async def secured(self, session_id: str) -> None:
+        """Wait until what was recorded of a session is in the store, before its work asks a model: what is asked is
+        known afterwards, whatever ends the process. Does not wait while the store takes nothing."""
+
     async def room(self, session_id: str) -> None:
         """Wait while too much waits to be written, or for ever once there is a pause: called at step boundaries of a
         session's runs."""

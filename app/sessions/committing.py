@@ -109,6 +109,17 @@ class GroupCommit:
             self._settling.discard(stored)
             stored.cancel()
 
+    async def follow(self, waiter: asyncio.Future[None]) -> None:
+        """Wait for something that comes with a commit; not while the store takes nothing, so look again."""
+        self.hurry()
+        silent = self._loop.call_later(SILENT_S, settle, waiter, None)
+        self._settling.add(waiter)
+        try:
+            await waiter
+        finally:
+            silent.cancel()
+            self._settling.discard(waiter)
+
     def _begin(self) -> None:
         """Hand what is there to the writer's thread, as one transaction."""
         self._timer = None

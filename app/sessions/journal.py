@@ -237,6 +237,17 @@ class Journal:
         self._commit.hurry()
         await waiter
 
+    async def secured(self, session_id: str) -> None:
+        """See `Recorder.secured`."""
+        if self._sealed:  # what waits for it must not happen
+            await self._loop.create_future()
+        stream = self._streams[session_id]
+        seq = stream.recorded
+        while stream.stored < seq and self.problem is None and session_id not in self._waiting.damaged:
+            waiter = self._loop.create_future()
+            stream.waiters.append((seq, waiter))
+            await self._commit.follow(waiter)
+
     async def write(self, write: Write, timeout_s: float | None = TAKE_S) -> None:
         """Store a row that is no event, masked and cleaned as events are; returns after the commit. Raises `ValueError`
         when it cannot be stored, `Unavailable` when too much waits already, or when it takes too long: then it is

@@ -245,6 +245,8 @@ class Trace:
             self.steps, self.complete, self.broken = step, False, step
             self.answered += self.open  # a step that failed and was followed by another
             self.open = BROKEN_OFF
+        elif kind == "step.retried" and data["code"] != RESTART:  # which is followed by the start of another step
+            self.open += BROKEN_OFF
         elif kind == "step.completed":
             self.complete, self.broken = True, None
             self.answered += Usage.from_dict(data["usage"])

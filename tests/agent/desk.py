@@ -175,6 +175,9 @@ class Notes:
     async def committed(self, event: Any) -> None:
         """It is."""
 
+    async def secured(self, session_id: str) -> None:
+        """It is."""
+
     async def room(self, session_id: str) -> None:
         """There is."""
 

@@ -201,28 +201,31 @@ def c7_children_end_first(evidence: Evidence, session: Session) -> list[str]:
 
 
 def c8_budgets_hold(evidence: Evidence, session: Session) -> list[str]:
-    """Under a limit of model calls, neither the model was asked nor the log counts more often than that, plus one call
-    under way for each run that was open when a process ended. What was asked while no run was open that is stored is
-    of processes that ended before they had stored anything of one, each for itself under the limit: the client has
-    asked again."""
-    ends = {e.run: e for e in session.events if e.type in FINAL}
-    spans = {run: (e.ts, ends[run].ts if run in ends else 2**62) for run, e in session.queued.items()}
-    tags = {tag for run, e in session.queued.items() if (tag := _tag(e)) and evidence.limits.get(tag) is not None}
+    """Under a limit of model calls neither the model was asked nor the log counts more often than that; and with or
+    without one the model was never asked without a step in the log that says so: it is stored first, whatever ends the
+    process."""
     found = []
-    for tag in tags:
-        limit = evidence.limits[tag] or 0
-        slack = sum(queued < boot.dead < ended for boot in evidence.boots for queued, ended in spans.values())
-        asked = evidence.model_calls[tag]
-        unseen = [ts for ts in asked if not any(queued <= ts <= ended for queued, ended in spans.values())]
-        for boot, many in Counter(map(evidence.boot_at, unseen)).items():
+    trees = {run: tag for run, e in session.queued.items() if (tag := _tag(e)) is not None}
+    for tag in set(trees.values()):
+        below = set().union(*(session.below(run) for run, own in trees.items() if own == tag))
+        asked, limit = len(evidence.model_calls[tag]), evidence.limits.get(tag)
+        begun = sum(e.run in below and _asks(e) for e in session.events)
+        if asked > begun:
+            found.append(f"{session.id}: the model was asked {asked} times in {begun} steps of {tag}")
+        if limit is None:
+            continue
+        counted = sum(
+            e.data["usage_total"]["model_calls"] for e in session.events if e.type in FINAL and e.run in trees
+        )
+        for what, many in (("the model was asked", asked), ("the log counts", counted)):
             if many > limit:
-                found.append(f"{session.id}: process {boot} asked {many} times under a limit of {limit}, unseen")
-        roots = [end for run, end in ends.items() if run and not session.queued[run].head.get("parent_run_id")]
-        counted = sum(end.data["usage_total"]["model_calls"] for end in roots)
-        for what, many in (("the model was asked", len(asked) - len(unseen)), ("the log counts", counted)):
-            if many > limit + slack:
-                found.append(f"{session.id}: {what} {many} times under a limit of {limit} (and {slack} under way)")
+                found.append(f"{session.id}: {what} {many} times under a limit of {limit}")
     return found
+
+
+def _asks(event: Logged) -> bool:
+    """Whether a call of a model follows: not at once after what a restart has withdrawn."""
+    return event.type == "step.started" or (event.type == "step.retried" and event.data["code"] != "restart")
 
 
 def _tag(queued: Logged) -> str | None:

@@ -4,6 +4,7 @@ Knows how it is started, ended and killed, not what it is asked.
 """
 
 import asyncio
+import contextlib
 import random
 import signal
 import socket
@@ -49,9 +50,16 @@ class ColdProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = process.pid
-        self.send_signal = process.send_signal
-        self.terminate = process.terminate
         self.wait = process.wait
+
+    def send_signal(self, number: int) -> None:
+        """Send one, unless it has ended at this moment: a fault may have been quicker."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
 
     @classmethod
     async def start(cls, args: list[str], folder: Path, env: Mapping[str, str]) -> "ColdProcess":

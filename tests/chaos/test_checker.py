@@ -164,24 +164,24 @@ def _orphan(copy: Copy) -> None:
     assert child
 
 
-def _asked(copy: Copy, late: float) -> None:
-    """A tree that asked its model a hundred times, so many seconds after it was stored."""
-    task, stored = copy.first(
-        "SELECT input, ts / 1e6 FROM runs JOIN events ON run_id = runs.id "
-        "WHERE depth = 0 AND input LIKE '%plan%' AND events.type = 'run.queued' ORDER BY ts DESC"
-    )
-    tag = tag_of(named(task) or "")
-    copy.line("*.jsonl", rf'("op": "tree", "tag": "{tag}", "limit": )\w+', r"\g<1>3")
-    for _ in range(100):
-        copy.append("model.jsonl", json.dumps({"t": float(stored) + late, "op": "model", "tag": tag}))
-
-
 def _over_budget(copy: Copy) -> None:
-    _asked(copy, 0.001)
+    """A tree that may ask its model once, and has asked as often as it wanted."""
+    copy.line("*.jsonl", rf'("op": "tree", "tag": "{_asking(copy)}", "limit": )\w+', r"\g<1>1")
 
 
-def _over_budget_unseen(copy: Copy) -> None:
-    _asked(copy, -0.001)
+def _asked_aside(copy: Copy) -> None:
+    """A tree that asked its model more often than it says, with a limit or without."""
+    for _ in range(100):
+        copy.append("model.jsonl", json.dumps({"t": 0, "op": "model", "tag": _asking(copy)}))
+
+
+def _asking(copy: Copy) -> str:
+    """The tag of a tree that has asked its model twice."""
+    (task,) = copy.first(
+        "SELECT input FROM runs JOIN events ON run_id = runs.id WHERE depth = 0 AND input LIKE '%plan%' "
+        "AND events.type = 'step.completed' GROUP BY runs.id HAVING count(*) > 1"
+    )
+    return tag_of(named(task) or "")
 
 
 def _second_run(copy: Copy) -> None:
@@ -291,7 +291,7 @@ PLANTED: list[tuple[str, Plant]] = [
     ("C3", _forgotten_run),
     ("C3", _other_decision), ("C4", _second_end), ("C5", _open_run), ("C5", _open_row), ("C5", _stranded),
     ("C5", _asleep), ("C6", _effect_twice), ("C6", _effect_without_start), ("C6", _result_of_nothing),
-    ("C6", _second_start), ("C7", _orphan), ("C8", _over_budget), ("C8", _over_budget_unseen),
+    ("C6", _second_start), ("C7", _orphan), ("C8", _over_budget), ("C8", _asked_aside),
     ("C9", _second_run), ("C10", _wrong_row),
     ("C11", _stranger), ("C11", _pried), ("C12", _old_attempt), ("C12", _two_processes), ("C12", _goes_on_as_it_was),
     ("goes on", _given_up), ("told", _never_told), ("told", _told_twice),

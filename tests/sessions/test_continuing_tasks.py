@@ -291,14 +291,15 @@ async def test_what_a_task_inherits_is_not_lost_when_the_process_dies_before_it_
 
 
 @pytest.mark.spec("4.8", "9.6")
-@pytest.mark.parametrize(("calls", "status"), [(9, "completed"), (3, "failed")])
+@pytest.mark.parametrize(("calls", "status"), [(9, "completed"), (4, "failed")])
 async def test_a_task_of_a_delegation_that_has_ended_goes_on_within_what_its_caller_allows(
     tmp_path: Path, calls: int, status: str
 ) -> None:
     stage = Stage()
 
     async def begin(w: World) -> None:
-        plan = task({"calls": [behind({"calls": [call("hold", key="x")]}, "inner")]}, "done")
+        below = {"calls": [call("hold", key="x")]}, {"calls": [call("look", key="y")]}, "inner"
+        plan = task({"calls": [behind(*below)]}, "done")
         agent = w.node(surfaces=["task"])
         done = await w.delegate(plan, agent=agent, policy={"max_depth": 3}, budget={"model_calls": calls})
         assert (await done.result).output == "done"

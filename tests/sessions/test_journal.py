@@ -19,6 +19,7 @@ from app.sessions import committing
 from app.sessions import streams as streams_module
 from app.sessions.rejecting import replacement
 from app.store.notes import SqlNoteStore
+from tests.sessions.asking import moments
 from tests.sessions.writers import Talk, writing
 from tests.world import WAIT_S
 
@@ -196,6 +197,46 @@ async def test_loops_pause_while_too_much_waits_and_go_on_when_it_is_written(tmp
             room.writer.gate.set()
             await asyncio.gather(*paused)
         assert room.journal.waiting_bytes <= 20_000
+
+
+@pytest.mark.spec("12.3", "12.7")
+@pytest.mark.parametrize("trouble", ["none", "silent", "away"])
+async def test_what_was_recorded_is_secured_when_it_is_stored_or_the_store_is_known_to_take_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.setattr(committing, "SILENT_S", 0.02 if trouble == "silent" else WAIT_S)
+    async with writing(tmp_path) as room:
+        talk, other = room.begin(), room.begin()
+        await room.journal.flush()
+        room.writer.gate.clear()
+        last = talk.record()
+        waiting = asyncio.create_task(room.journal.secured(talk.session.id))
+        async with asyncio.timeout(WAIT_S):
+            await room.journal.secured(other.session.id)  # nothing of it waits
+            if trouble == "silent":
+                await waiting
+                assert room.journal.problem is not None
+            else:
+                await moments(20)
+                assert not waiting.done(), "it is not stored yet"
+                room.writer.before = 10_000 if trouble == "away" else 0
+                room.writer.gate.set()
+                await waiting
+            assert (room.journal.head(talk.session.id) == last.seq) is (trouble == "none")
+            await room.journal.secured(talk.session.id)  # also of what is known already
+            room.writer.before = 0
+
+
+@pytest.mark.spec("5.7", "12.7")
+async def test_nothing_is_secured_any_more_when_another_process_goes_on(tmp_path: Path) -> None:
+    async with writing(tmp_path) as room:
+        talk = room.begin()
+        await room.journal.flush()
+        room.journal.seal()
+        waiting = asyncio.create_task(room.journal.secured(talk.session.id))
+        await moments(20)
+        assert not waiting.done()
+        waiting.cancel()
 
 
 @pytest.mark.spec("12.3")

@@ -28,8 +28,31 @@ async def test_runs_go_on_and_lose_nothing_while_the_store_is_away(
         assert (row["output"], w.journal.failures, w.journal.problem) == ("end", 6, None)
 
 
+@pytest.mark.spec("4.8", "12.7")
+async def test_no_model_is_asked_before_the_log_says_that_it_is(tmp_path: Path) -> None:
+    stage = Stage()
+    held = Wrapped()
+    async with world(tmp_path, tools=stage.tools, wrap=held) as w:
+        run = await w.run(task({"calls": [call("hold", key="x")]}, "end"))
+        await stage.reached("+x")
+        asked = len(w.requests)
+        held.writer.gate.clear()
+        stage.open("x")
+        async with asyncio.timeout(WAIT_S):
+            while not w.journal.waiting_bytes:
+                await asyncio.sleep(0)
+        await moments(200)
+        assert len(w.requests) == asked
+        held.writer.gate.set()
+        assert (await w.finished(run))["output"] == "end"
+        assert len(w.requests) == asked + 1
+
+
 @pytest.mark.spec("12.3")
-async def test_loops_pause_at_a_step_boundary_while_too_much_waits_to_be_written(tmp_path: Path) -> None:
+async def test_loops_pause_at_a_step_boundary_while_too_much_waits_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "SILENT_S", 0.02)
     held = Wrapped()
     async with world(tmp_path, wrap=held, max_bytes=2500) as w:
         session = await w.session()
@@ -66,7 +89,8 @@ async def test_a_run_is_stopped_at_once_while_the_store_is_away_and_answered_whe
 
 
 @pytest.mark.spec("12.3", "14.8")
-async def test_a_run_that_waits_for_room_can_be_cancelled(tmp_path: Path) -> None:
+async def test_a_run_that_waits_for_room_can_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committing, "SILENT_S", 0.02)
     held = Wrapped()
     async with world(tmp_path, wrap=held, max_bytes=2500) as w:
         session = await w.session()
@@ -82,7 +106,10 @@ async def test_a_run_that_waits_for_room_can_be_cancelled(tmp_path: Path) -> Non
 
 
 @pytest.mark.spec("11.3", "12.3")
-async def test_a_session_of_an_earlier_process_is_read_while_others_wait_to_be_stored(tmp_path: Path) -> None:
+async def test_a_session_of_an_earlier_process_is_read_while_others_wait_to_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committing, "SILENT_S", 0.1)
     async with world(tmp_path) as w:
         old = await w.session()
         await w.finished(await w.turn(old, task("end")))

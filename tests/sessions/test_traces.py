@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from app.agent.events import FINAL_TYPES
-from app.sessions.traces import Clock
+from app.agent.messages import Usage
+from app.sessions.traces import Clock, Trace
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -55,3 +56,24 @@ def test_a_clock_counts_the_time_in_which_a_process_worked_for_the_run(
 ) -> None:
     assert used(*events) == expected
     assert "run.cancelled" in FINAL_TYPES
+
+
+@pytest.mark.spec("4.8", "12.7")
+def test_each_time_that_a_model_was_or_may_have_been_asked_is_counted() -> None:
+    trace, counted = Trace(), []
+    two = Usage(model_calls=2, input_tokens=5, unpriced_calls=1).as_dict()
+    for kind, step, data in [
+        ("step.started", 1, {}),
+        ("step.retried", 1, {"code": "model_unavailable"}),
+        ("message", 1, {"role": "assistant", "content": "x", "sub": 0, "memory_seq": 2, "usage": two}),
+        ("step.completed", 1, {"usage": two}),
+        ("step.started", 2, {}),
+        ("step.retried", 2, {"code": "model_unavailable"}),
+        ("step.retried", 2, {"code": "model_unavailable"}),
+        ("step.retried", 2, {"code": "restart"}),
+        ("step.started", 3, {}),
+    ]:
+        trace.add(kind, step, data, BEGAN)
+        counted.append(trace.usage.model_calls)
+    assert counted == [1, 2, 2, 2, 3, 4, 5, 5, 6]
+    assert trace.usage.input_tokens == 5
