@@ -8,6 +8,7 @@ Knows neither SQL nor HTTP: it asks an `EventWriter` in a thread of its own and 
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -65,7 +66,8 @@ class Journal:
         self._streams = self._sessions.at_hand
         self._showing = Showing(self._waiting, bus, masker)
         self._sealed = False
-        self._held: asyncio.Future[None] | None = None
+        self._held: deque[asyncio.Future[None]] | None = None
+        self._passes = 0
 
     def listen(self, listener: Listener) -> None:
         """Call `listener` with every batch of published events from here on."""
@@ -292,19 +294,35 @@ class Journal:
     async def room(self, session_id: str) -> None:
         """See `Recorder.room`."""
         if self._held is not None:
-            await asyncio.shield(self._held)
+            if self._passes:
+                self._passes -= 1
+            else:
+                waiter = self._loop.create_future()
+                self._held.append(waiter)
+                await waiter
         await self._waiting.room(session_id)
 
     def hold(self, seconds: float) -> None:
-        """No step begins until `let_go`, or for so long."""
-        self._held = self._loop.create_future()
+        """Steps begin one by one with `let_pass`, until `let_go`, or for so long."""
+        self._held = deque()
         self._loop.call_later(seconds, self.let_go)
 
+    def let_pass(self) -> None:
+        """One step more may begin: the one that has waited longest, else the next."""
+        if self._held is None:
+            return
+        while self._held:
+            waiter = self._held.popleft()
+            if not waiter.done():
+                settle(waiter, None)
+                return
+        self._passes += 1
+
     def let_go(self) -> None:
-        """Steps begin again."""
-        if self._held is not None:
-            settle(self._held, None)
-            self._held = None
+        """Steps begin as they come again."""
+        held, self._held, self._passes = self._held, None, 0
+        for waiter in held or ():
+            settle(waiter, None)
 
     def pause(self) -> None:
         """No step begins any more."""

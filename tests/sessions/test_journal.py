@@ -199,6 +199,38 @@ async def test_loops_pause_while_too_much_waits_and_go_on_when_it_is_written(tmp
         assert room.journal.waiting_bytes <= 20_000
 
 
+@pytest.mark.spec("12.7")
+async def test_steps_that_are_held_pass_one_by_one_in_order_until_all_may_go(tmp_path: Path) -> None:
+    async with writing(tmp_path) as room:
+        session, passed = room.begin().session.id, []
+
+        async def step(number: int) -> None:
+            await room.journal.room(session)
+            passed.append(number)
+
+        room.journal.hold(WAIT_S)
+        waiting = [asyncio.create_task(step(number)) for number in range(5)]
+        await moments(5)
+        waiting[0].cancel()
+        await moments(5)
+        for expected in ([1], [1, 2]):
+            room.journal.let_pass()
+            await moments(5)
+            assert passed == expected
+        for _ in range(3):
+            room.journal.let_pass()  # one of them for whoever comes next
+        await moments(5)
+        await step(5)
+        last = asyncio.create_task(step(6))
+        await moments(5)
+        assert passed == [1, 2, 3, 4, 5]
+        room.journal.let_go()
+        await last
+        await step(7)
+        room.journal.let_pass()
+        assert passed[-2:] == [6, 7]
+
+
 @pytest.mark.spec("12.3", "12.7")
 @pytest.mark.parametrize("trouble", ["none", "silent", "away"])
 async def test_what_was_recorded_is_secured_when_it_is_stored_or_the_store_is_known_to_take_nothing(
