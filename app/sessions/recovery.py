@@ -32,10 +32,8 @@ log = logging.getLogger(__name__)
 
 TELLING = 8  # hooks at a time: a crash may leave thousands of runs, and they may all go to one receiver
 AT_ONCE = 16  # sessions that are looked at together
-HELD_S = (
-    20.0  # at most, which is when all are to go on: until it is known of all sessions what was in flight in them...
-)
-PASS_EVERY = 2  # ...one step begins for so many that were looked at
+HELD_S = 20.0  # when all are to go on; at most until then steps are held, if it is not known of all what was in flight
+PASS_EVERY = 2  # one step begins meanwhile for so many sessions that were looked at
 FIRST_S = 0.1  # for the service to open its port
 
 Row = Mapping[str, Any]
@@ -112,7 +110,7 @@ class Recovery:
             self.going_on.expect(runs, handoffs)
             self._unseen.update(row["session_id"] for row in (*runs, *handoffs))
             if self._unseen:  # else those that come first would keep the others from going on at all
-                self._journal.hold(HELD_S)  # not all of them: a service that ends again and again would get nowhere
+                self._journal.hold(HELD_S)
         open_runs, open_handoffs = _by_session(runs), _by_session(handoffs)
         for session_id, tenant in sessions.items():
             work = self._one(few, begin, tenant, session_id, open_runs[session_id], open_handoffs[session_id])
@@ -196,7 +194,7 @@ class Recovery:
             self._unseen.remove(session_id)
             if not self._unseen:
                 self._journal.let_go()
-            elif len(self._unseen) % PASS_EVERY == 0:
+            elif len(self._unseen) % PASS_EVERY == 0:  # a service that ends again and again must get on as well
                 self._journal.let_pass()
 
     async def _taken_up(self, tenant: str, session_id: str, open_runs: list[Row], handoffs: list[Row]) -> bool:
