@@ -141,7 +141,7 @@ async def _step(work: Work) -> Answer | None:
     work.control.check()
     work.resting = True
     try:
-        await work.recorder.room(work.run.session_id)
+        await work.recorder.room(work.run.session_id, taken_up=work.run.attempt > 1)
     finally:
         work.resting = False
     work.hear()

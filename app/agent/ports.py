@@ -26,9 +26,9 @@ class Recorder(Protocol):
         """Wait until what was recorded of a session is in the store, before its work asks a model: what is asked is
         known afterwards, whatever ends the process. Does not wait while the store takes nothing."""
 
-    async def room(self, session_id: str) -> None:
+    async def room(self, session_id: str, *, taken_up: bool = False) -> None:
         """Wait while too much waits to be written, or for ever once there is a pause: called at step boundaries of a
-        session's runs."""
+        session's runs. One that was `taken_up` of an earlier process may have to wait for its like as well."""
 
     def pause(self) -> None:
         """No step begins any more: the process is about to end."""

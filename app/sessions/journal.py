@@ -291,9 +291,9 @@ class Journal:
         if not self._sealed:
             await self._commit.settle()
 
-    async def room(self, session_id: str) -> None:
+    async def room(self, session_id: str, *, taken_up: bool = False) -> None:
         """See `Recorder.room`."""
-        if self._held is not None:
+        if taken_up and self._held is not None:
             if self._passes:
                 self._passes -= 1
             else:
@@ -303,7 +303,7 @@ class Journal:
         await self._waiting.room(session_id)
 
     def hold(self, seconds: float) -> None:
-        """Steps begin one by one with `let_pass`, until `let_go`, or for so long."""
+        """Steps of what was taken up begin one by one with `let_pass`, until `let_go`, or for so long."""
         self._held = deque()
         self._loop.call_later(seconds, self.let_go)
 

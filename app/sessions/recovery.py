@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 TELLING = 8  # hooks at a time: a crash may leave thousands of runs, and they may all go to one receiver
 AT_ONCE = 16  # sessions that are looked at together
-HELD_S = 20.0  # when all are to go on; at most until then steps are held, if it is not known of all what was in flight
+HELD_S = 20.0  # when all are to go on; at most until then their steps are held, if not all were looked at
 PASS_EVERY = 2  # one step begins meanwhile for so many sessions that were looked at
 FIRST_S = 0.1  # for the service to open its port
 

@@ -178,7 +178,7 @@ class Notes:
     async def secured(self, session_id: str) -> None:
         """It is."""
 
-    async def room(self, session_id: str) -> None:
+    async def room(self, session_id: str, *, taken_up: bool = False) -> None:
         """There is."""
 
     async def handoff(self, tenant: str, handoff_id: str) -> Mapping[str, Any] | None:

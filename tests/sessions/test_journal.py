@@ -19,6 +19,7 @@ from app.sessions import committing
 from app.sessions import streams as streams_module
 from app.sessions.rejecting import replacement
 from app.store.notes import SqlNoteStore
+from tests.longer import examples
 from tests.sessions.asking import moments
 from tests.sessions.writers import Talk, writing
 from tests.world import WAIT_S
@@ -51,7 +52,7 @@ def bad(talk: Talk) -> None:
 
 
 @given(stories("lose") | stories("bad"))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @pytest.mark.spec("11.1", "11.2", "12.3")
 @pytest.mark.case("B173", "B177")
 async def test_any_interleaving_gives_gapless_numbers_in_order_shown_after_their_commit(
@@ -205,10 +206,11 @@ async def test_steps_that_are_held_pass_one_by_one_in_order_until_all_may_go(tmp
         session, passed = room.begin().session.id, []
 
         async def step(number: int) -> None:
-            await room.journal.room(session)
+            await room.journal.room(session, taken_up=True)
             passed.append(number)
 
         room.journal.hold(WAIT_S)
+        await room.journal.room(session)  # nobody waits who begins anew
         waiting = [asyncio.create_task(step(number)) for number in range(5)]
         await moments(5)
         waiting[0].cancel()
@@ -275,13 +277,11 @@ async def test_nothing_is_secured_any_more_when_another_process_goes_on(tmp_path
 async def test_whoever_comes_to_wait_does_not_put_off_those_who_wait(tmp_path: Path) -> None:
     async with writing(tmp_path) as room:
         first, more = asyncio.create_task(room.journal.committed(room.begin().record())), []
-        for _ in range(20_000):
-            more.append(asyncio.create_task(room.journal.settle()))
-            await asyncio.sleep(0)
-            if first.done():
-                break
-        assert first.done(), "one after the other has put it off"
-        await asyncio.gather(*more)
+        async with asyncio.timeout(WAIT_S):
+            while not first.done():  # else one after the other has put it off
+                more.append(asyncio.create_task(room.journal.settle()))
+                await asyncio.sleep(0)
+            await asyncio.gather(*more)
 
 
 async def test_a_waiter_that_is_cancelled_disturbs_nobody(tmp_path: Path) -> None:
