@@ -39,13 +39,13 @@ async def ask(work: Work, request: ChatRequest, *, last: bool = False) -> Reply:
     tried = 0
     work.shown, work.thought = [], []  # nothing of an earlier step is part of this one
     while True:
+        await _secured(work)  # first: nothing is awaited between a look at the gate and the call
         if work.gates.left_ms(work.model.name) > 0:
             work.meter.put_off()  # or whoever has the place meanwhile might wait for what this call has reserved
             request = await _after(work, request, work.gates.passed(work.model.name), last=last)
             continue
         shown = _Shown()
         try:
-            await work.recorder.secured(work.run.session_id)
             return await _once(work, request, shown)
         except ModelError as error:
             tried += 1
@@ -58,6 +58,16 @@ async def ask(work: Work, request: ChatRequest, *, last: bool = False) -> Reply:
         except asyncio.CancelledError:
             keep_partial(work, last=last)
             raise
+
+
+async def _secured(work: Work) -> None:
+    """Wait until it is stored that the call is made which is reserved now; one that is broken off here is not made, and
+    keeps nothing reserved."""
+    try:
+        await work.recorder.secured(work.run.session_id)
+    except BaseException:  # whatever it is, a deadline or a cancellation
+        work.meter.put_off()
+        raise
 
 
 class _Shown:
@@ -182,7 +192,7 @@ async def summarised(work: Work, said: str, wish: str = "", tokens: int = SUMMAR
             await _rest(work, work.gates.passed(work.model.name))
         max_tokens = await work.meter.before((message,), (), bound=tokens)
         request = ChatRequest(messages=(message,), temperature=FORCED_TEMPERATURE, max_tokens=max_tokens)
-        await work.recorder.secured(work.run.session_id)
+        await _secured(work)
         try:
             reply = await work.model.stream(request, lambda delta: None)
         except BaseException as error:  # border to models: whatever it is, the call was made, and is counted

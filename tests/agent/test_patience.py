@@ -359,6 +359,27 @@ async def test_one_wish_to_wait_closes_the_gate_for_all_runs_of_that_model_and_f
 
 
 @pytest.mark.spec("5.8")
+async def test_a_gate_that_closes_while_it_is_stored_that_a_call_is_made_keeps_that_call_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gates = ModelGates()
+    async with world(tmp_path, gates=gates) as w:
+        secured, times = w.journal.secured, []
+
+        async def late(session_id: str) -> None:
+            await secured(session_id)
+            times.append(session_id)
+            if len(times) == 1:
+                gates.close("scripted:plan", 20)
+
+        monkeypatch.setattr(w.journal, "secured", late)
+        row = await w.finished(await w.run("hello"))
+        waits = await w.events(row["session_id"], "run.waiting")
+        assert [event["data"]["reason"] for event in waits] == ["retry"]
+        assert (row["status"], len(w.requests)) == ("completed", 1)
+
+
+@pytest.mark.spec("5.8")
 async def test_everybody_goes_on_when_the_gate_opens(tmp_path: Path) -> None:
     async with world(tmp_path, patience=Patience(backoff_ms=1, max_backoff_ms=2)) as w:
         flaky = {"error": {**BUSY, "retry_after_ms": 50}, "times": 1, "text": "at last"}

@@ -48,6 +48,28 @@ async def test_no_model_is_asked_before_the_log_says_that_it_is(tmp_path: Path) 
         assert len(w.requests) == asked + 1
 
 
+@pytest.mark.spec("4.8", "5.7")
+async def test_a_call_that_is_not_made_since_its_time_is_over_before_it_is_stored_keeps_nothing_of_a_budget(
+    tmp_path: Path,
+) -> None:
+    stage = Stage()
+    held = Wrapped()
+    async with world(tmp_path, tools=stage.tools, wrap=held) as w:
+        session = await w.session(budget={"model_calls": 10})
+        run = await w.turn(session, task({"calls": [call("hold", key="x")]}, "end"), deadline_ms=2000)
+        await stage.reached("+x")
+        held.writer.gate.clear()
+        stage.open("x")
+        async with asyncio.timeout(WAIT_S):
+            await w.supervisor.wait(run.id)
+        held.writer.gate.set()
+        row = await w.finished(run)
+        assert (row["stop_reason"], row["usage"]["model_calls"], len(w.requests)) == ("deadline", 1, 1)
+        budget = w.supervisor.budget(session)
+        assert budget is not None
+        assert budget.left("model_calls") == 9
+
+
 @pytest.mark.spec("12.3")
 async def test_loops_pause_at_a_step_boundary_while_too_much_waits_to_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
