@@ -326,29 +326,26 @@ class Sessions:
         """One run as a client sees it; waits up to `wait_s` for its end."""
         found = self._supervisor.find(run_id) if wait_s > 0 else None
         if found is not None and found.run.tenant == tenant:  # known without a look into the store
-            row = await self._waited(tenant, found.run.session_id, run_id, wait_s)
+            await self._ended(found.run.session_id, run_id, wait_s)
+            row = await self._run_row(tenant, run_id)
         else:
             row = await self._run_row(tenant, run_id)
             if wait_s > 0 and row["status"] not in FINAL_STATUSES:
-                row = await self._waited(tenant, row["session_id"], run_id, wait_s, row)
+                await self._ended(row["session_id"], run_id, wait_s)
+                row = await self._run_row(tenant, run_id)
         (row,) = await self.with_late_tasks(tenant, row["session_id"], [row])
         return run_view(row) | (await self.webhooks.view(tenant, run_id) if row["has_webhook"] else {})
 
-    async def _waited(
-        self, tenant: str, session_id: str, run_id: str, wait_s: float, row: Mapping[str, Any] | None = None
-    ) -> Mapping[str, Any]:
-        """A run's row when it has ended, or after `wait_s`: then it says how far the run is. `row`: as it is now, if
-        that is known."""
-        begun = False
+    async def _ended(self, session_id: str, run_id: str, wait_s: float) -> None:
+        """Wait up to `wait_s` for a run's end: then its row says how far it is."""
         try:
             async with asyncio.timeout(wait_s):
-                await self.gate(session_id)  # one that an earlier process left is in the air after that
-                begun = True
+                if self._supervisor.find(run_id) is None:
+                    await self.gate(session_id)  # one that an earlier process left is in the air after that
                 if self._supervisor.flying(run_id):
                     await self._supervisor.settled(run_id)
         except (TimeoutError, Unavailable):
             pass
-        return row if row is not None and not begun else await self._run_row(tenant, run_id)
 
     async def with_late_tasks(self, tenant: str, session_id: str, rows: Sequence[Mapping[str, Any]]) -> Sequence[Any]:
         """Run rows of a session whose inclusive usage counts the background tasks that went on when a run had ended."""

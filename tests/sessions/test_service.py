@@ -16,6 +16,7 @@ from app.sessions.requests import DelegationInput, RunInput, SessionInput
 from tests.agent.probes import Probe, Stage, echo
 from tests.plan import ask, call, task
 from tests.sessions.asking import LOOK, kinds_of, moments, questions
+from tests.sessions.test_recovery import Mortal
 from tests.world import WAIT_S, world
 
 # ── tenants ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -320,3 +321,44 @@ async def test_the_tools_of_a_delegation_can_only_be_narrowed_by_its_caller(tmp_
     async with world(tmp_path, tools=(Probe("write", echo),)) as w:
         await (await w.delegate("x", agent=w.node(tools=["glob", "grep"]), tools=["glob", "write"])).result
         assert [spec.name for spec in w.requests[-1].tools] == ["glob"]
+
+
+# ── waiting for a run ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.spec("14.8", "12.7")
+async def test_who_waits_for_a_run_in_the_air_is_told_of_its_end_whatever_else_of_its_session_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    stage = Stage()
+    async with world(tmp_path, tools=stage.tools) as w:
+        run = await w.run(task({"calls": [call("hold", key="x")]}, "end"))
+        await stage.reached("+x")
+        w.sessions.gate = _never
+        waiting = asyncio.create_task(w.row(run, 10 * WAIT_S))
+        stage.open("x")
+        async with asyncio.timeout(WAIT_S):
+            assert (await waiting)["status"] == "completed"
+            assert (await w.row(run, 10 * WAIT_S))["status"] == "completed"
+
+
+@pytest.mark.spec("14.8", "12.7")
+async def test_who_has_waited_for_a_session_to_be_taken_up_is_told_how_far_the_run_is_now(tmp_path: Path) -> None:
+    stage = Stage()
+    async with world(tmp_path, tools=stage.tools, verify=False, wrap=lambda real: Mortal(real, 10)) as w:
+        run = await w.run(task({"calls": [call("solo", key="x")]}, "end"))
+        await stage.reached("+x")
+        await w.sessions.close(0)
+    async with world(tmp_path, tools=stage.tools, recover=False) as w:
+        assert (await w.row(run))["ended_at"] is None
+
+        async def gate(_: str) -> None:
+            await w.recovery.run()
+            await asyncio.Event().wait()
+
+        w.sessions.gate = gate
+        assert (await w.row(run, 0.5))["status"] == "interrupted"
+
+
+async def _never(_: str) -> None:
+    await asyncio.Event().wait()
