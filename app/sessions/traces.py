@@ -150,6 +150,7 @@ class Trace:
     used: dict[str, list[int]] = field(default_factory=dict)
     sent_back: int = 0
     stop: Failure | None = None
+    tries_again: bool = False  # a try has failed, and the next one comes after a pause
     said: Said = field(default_factory=Said)
     clock: Clock = field(default_factory=Clock)
 
@@ -207,6 +208,9 @@ class Trace:
         elif kind == "run.resumed" and data["reason"] == RESTART:
             self.crashes += not self.drained
             self.drained = False
+        elif kind == "run.resumed" and data["reason"] == "retry":
+            self.open += BROKEN_OFF if self.tries_again else NO_USAGE
+            self.tries_again = False
         elif kind == "run.started":
             self.begun = True
         elif kind in ("step.started", "step.completed", "step.retried", "answer.forced"):
@@ -244,9 +248,9 @@ class Trace:
         elif kind == "step.started":
             self.steps, self.complete, self.broken = step, False, step
             self.answered += self.open  # a step that failed and was followed by another
-            self.open = BROKEN_OFF
+            self.open, self.tries_again = BROKEN_OFF, False
         elif kind == "step.retried" and data["code"] != RESTART:  # which is followed by the start of another step
-            self.open += BROKEN_OFF
+            self.tries_again = True
         elif kind == "step.completed":
             self.complete, self.broken = True, None
             self.answered += Usage.from_dict(data["usage"])

@@ -65,15 +65,24 @@ def test_each_time_that_a_model_was_or_may_have_been_asked_is_counted() -> None:
     for kind, step, data in [
         ("step.started", 1, {}),
         ("step.retried", 1, {"code": "model_unavailable"}),
+        ("run.waiting", 0, {"reason": "retry"}),
+        ("run.resumed", 0, {"reason": "retry"}),
         ("message", 1, {"role": "assistant", "content": "x", "sub": 0, "memory_seq": 2, "usage": two}),
         ("step.completed", 1, {"usage": two}),
         ("step.started", 2, {}),
         ("step.retried", 2, {"code": "model_unavailable"}),
+        ("run.waiting", 0, {"reason": "retry"}),
+        ("run.resumed", 0, {"reason": "retry"}),
+        ("run.waiting", 0, {"reason": "retry"}),  # before the gate
+        ("run.resumed", 0, {"reason": "retry"}),
         ("step.retried", 2, {"code": "model_unavailable"}),
+        ("run.waiting", 0, {"reason": "retry"}),
+        ("run.waiting", 0, {"reason": "drain"}),
+        ("run.resumed", 0, {"reason": "restart"}),
         ("step.retried", 2, {"code": "restart"}),
         ("step.started", 3, {}),
     ]:
         trace.add(kind, step, data, BEGAN)
         counted.append(trace.usage.model_calls)
-    assert counted == [1, 2, 2, 2, 3, 4, 5, 5, 6]
+    assert counted == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 4, 4, 4, 4, 5]
     assert trace.usage.input_tokens == 5
