@@ -145,13 +145,13 @@ async def _step(work: Work) -> Answer | None:
     finally:
         work.resting = False
     work.hear()
-    await _shortened(work)
+    work.step_usage = NO_USAGE
+    await _shortened(work)  # a summary is paid for by the step
     request = _request(work)
     max_tokens = await work.meter.before(request.messages, request.tools)
     if max_tokens != request.max_tokens:
         request = replace(request, max_tokens=max_tokens)
     work.steps += 1
-    work.step_usage = NO_USAGE
     step, loop = work.steps, asyncio.get_running_loop()
     began = loop.time()
     work.recorder.record(work.run, events.STEP_STARTED, StepStarted(model=work.model.name), step=step)

@@ -234,6 +234,18 @@ async def test_a_summary_is_paid_for_by_the_budget_and_without_money_there_is_no
         assert row["usage"]["model_calls"] == len(SEEN) == 20
 
 
+@pytest.mark.spec("4.8", "11.6")
+async def test_a_summary_is_part_of_what_the_step_after_it_has_used_so_that_a_restart_knows_of_it(
+    tmp_path: Path,
+) -> None:
+    play(steps=40)
+    async with service(tmp_path, 4000) as w:
+        row = await work(w)
+        used = await w.events(row["session_id"], "step.completed")
+        assert any(is_summary(request) for request in SEEN)
+        assert sum(event["data"]["usage"]["model_calls"] for event in used) == len(SEEN)
+
+
 async def test_a_summary_may_not_be_longer_than_it_was_told(tmp_path: Path) -> None:
     play(steps=40)
     async with service(tmp_path, 16_000, tool=worker(40)) as w:
