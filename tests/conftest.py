@@ -5,7 +5,7 @@ from hypothesis import settings
 
 from tests.longer import LONG
 
-settings.register_profile("short", max_examples=50)
+settings.register_profile("short", max_examples=25)
 if not LONG:  # where a test does not say how often itself
     settings.load_profile("short")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,23 @@ class ForkedProcess:
 
     async def first_line(self) -> bytes:
         """What it says first; empty when it ended without a word."""
+        async with self._output() as output:
+            return await output.readline()
+
+    async def communicate(self) -> tuple[bytes, int]:
+        """All that it says, and its exit code."""
+        async with self._output() as output:
+            said = await output.read()
+        return said, await self.wait()
+
+    @contextlib.asynccontextmanager
+    async def _output(self) -> AsyncIterator[asyncio.StreamReader]:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         pipe = os.fdopen(self._stdout, "rb")
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         try:
-            return await reader.readline()
+            yield reader
         finally:
             transport.close()
 
@@ -66,11 +78,13 @@ def _set(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
-def forked(args: list[str], folder: Path, env: Mapping[str, str]) -> ForkedProcess:
-    """Start `subagentd` with these arguments in a folder; its log goes to `service.log` there."""
+def forked(args: Sequence[str], folder: Path, env: Mapping[str, str], log: Path | None = None) -> ForkedProcess:
+    """Start `subagentd` with these arguments in a folder; what it writes to standard error goes to `log`, otherwise to
+    `service.log` there."""
     reading, writing = os.pipe()
     try:
-        request = {"args": args, "folder": str(folder), "env": dict(env), "log": str(folder / "service.log")}
+        log = log or folder / "service.log"
+        request = {"args": list(args), "folder": str(folder), "env": dict(env), "log": str(log)}
         return ForkedProcess(int(_asked(request, writing)), reading)
     finally:
         os.close(writing)

@@ -11,6 +11,7 @@ from typing import Any
 
 from app.client import Client, Received
 from tests.forked import ForkedProcess, forked
+from tests.migrated import migrated
 
 WAIT_S = 30.0
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +49,10 @@ class Service:
         return args, {**base, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **self.env}
 
     async def start(self) -> "Service":
-        """Start and wait for the address."""
+        """Start and wait for the address. A first start finds a database that is made; tests/cli and tests/store make
+        their own."""
+        if self.where == str(self.database):
+            await asyncio.to_thread(migrated, self.database)
         args, env = self.command()
         self.process = forked(args, self.folder, env)
         async with asyncio.timeout(WAIT_S):

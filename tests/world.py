@@ -9,9 +9,6 @@ When the world ends, everything is closed and the log of every session must pass
 
 import asyncio
 import contextlib
-import functools
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +57,6 @@ from app.settings_rules import Permissions
 from app.store.database import Database
 from app.store.events import SqlEventLog
 from app.store.memories import SqlMemoryStore
-from app.store.migrate import upgrade
 from app.store.runs import SqlRunStore
 from app.store.tables import metadata
 from app.store.tasks import SqlTaskStore
@@ -71,20 +67,13 @@ from app.tools.schema import JsonSchemaChecker
 from app.wire import decode, event_json
 from app.wiring_permissions import Asking, asking
 from tests import plan
+from tests.migrated import migrated
 from tests.strict import log_problems
 
 WAIT_S = 10.0
 QUICK = Pacing(backoff_ms=1, max_backoff_ms=4)
 ROOT = Path(__file__).resolve().parent
 Wrap = Callable[[EventWriter], EventWriter]
-
-
-@functools.cache
-def _migrated() -> Path:
-    """A database file with the newest schema, to be copied."""
-    path = Path(tempfile.mkdtemp(prefix="schema-")) / "migrated.db"
-    upgrade(path)
-    return path
 
 
 def agent(name: str, **fields: Any) -> dict[str, Any]:
@@ -270,7 +259,7 @@ async def world(
     """
     path = folder / "world.db"
     if not path.exists():
-        shutil.copy(_migrated(), path)
+        migrated(path)
         (folder / "workspace").mkdir()
         (folder / "scripts").mkdir()
         (folder / "scripts" / "plan.py").write_text("from tests.plan import reply\n")

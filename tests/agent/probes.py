@@ -58,9 +58,9 @@ class Stage:
         for key in keys:
             self.gate(key).set()
 
-    async def reached(self, *entries: str) -> None:
+    async def reached(self, *entries: str, within_s: float = WAIT_S) -> None:
         """Wait until the diary has these entries."""
-        async with asyncio.timeout(WAIT_S), self._changed:
+        async with asyncio.timeout(within_s), self._changed:
             await self._changed.wait_for(lambda: set(entries) <= set(self.diary))
 
     async def _note(self, entry: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from app.agent.admission import Places, Slots
 from tests.agent.purse import turns, waiting
+from tests.longer import examples
 from tests.world import WAIT_S
 
 pytestmark = pytest.mark.spec("9.8", "4.8")
@@ -336,7 +337,7 @@ ASKS = st.sampled_from([0.0, 0.7])
 
 
 @given(seed=SEEDS, limits=LIMITS, asks=ASKS, fan=st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 async def test_nested_runs_never_exceed_a_limit_and_all_get_to_their_end(
     seed: int, limits: list[int], asks: float, fan: int
 ) -> None:
@@ -349,7 +350,7 @@ async def test_nested_runs_never_exceed_a_limit_and_all_get_to_their_end(
 
 
 @given(seed=SEEDS, limits=LIMITS, asks=ASKS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 async def test_no_place_is_lost_by_cancellations_at_any_moment(seed: int, limits: list[int], asks: float) -> None:
     crowd = Crowd(seed, limits, asks)
     tasks = [asyncio.create_task(crowd.run(1, 2)) for _ in range(5)]

@@ -32,6 +32,7 @@ from app.agent.errors import InvalidRequest
 from app.agent.messages import Usage
 from app.agent.policy import BudgetLimits
 from tests.agent.purse import limited, turns, waiting
+from tests.longer import examples
 
 pytestmark = pytest.mark.spec("4.8")
 KINDS = ("model_calls", "tokens", "cost_micros", "tool_calls", "delegations")
@@ -150,7 +151,7 @@ class Ledger(RuleBasedStateMachine):
 
 
 test_no_order_of_reserving_and_settling_passes_a_limit_of_any_budget_in_a_tree = Ledger.TestCase
-Ledger.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Ledger.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
 
 
 def test_the_innermost_budget_that_has_no_room_is_named() -> None:

@@ -17,6 +17,7 @@ from app.agent.tools import OutputLimit, ToolContext
 from app.masking import ValueMasker
 from app.tools.function import tool
 from tests.agent.probes import PATH, Probe, Stage, echo, raising
+from tests.longer import examples
 from tests.plan import call, raw_call, task
 from tests.world import WAIT_S, World, world
 
@@ -236,7 +237,7 @@ async def test_a_tool_is_run_on_valid_arguments_only_and_each_call_gets_its_own_
     st.none() | st.integers() | st.text(max_size=3),
     lambda x: st.lists(x, max_size=2) | st.dictionaries(st.sampled_from(["path", "tags", "x"]), x, max_size=3),
 ).map(json.dumps)), min_size=1, max_size=6))  # fmt: skip
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @pytest.mark.spec("7.1")
 @pytest.mark.case("B038", "B040")
 async def test_garbage_never_runs_a_tool_and_never_ends_a_run(

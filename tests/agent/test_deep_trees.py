@@ -96,7 +96,7 @@ async def test_ending_a_tree_does_not_depend_on_how_deep_python_may_recurse(
     monkeypatch.setattr(policy, "DEEPEST", levels)
     async with world(tmp_path, tools=stage.tools, script=DOWN) as w:
         run = await w.run("down", policy=NO_LIMIT)
-        await stage.reached("+bottom")
+        await stage.reached("+bottom", within_s=90)
         answer = await w.sessions.cancel(w.tenant, run.id)
         assert len(answer["cancelled"]) == levels + 1
         assert w.supervisor.in_flight == 0

@@ -15,6 +15,7 @@ from app.agent.policy import BudgetLimits
 from app.agent.tokens import rough_messages, rough_tools
 from app.agent.tools import ToolSpec
 from tests.agent.purse import limited, turns, waiting
+from tests.longer import examples
 from tests.world import WAIT_S
 
 pytestmark = pytest.mark.spec("4.8")
@@ -279,7 +280,7 @@ async def test_a_provider_that_counts_nothing_is_charged_by_the_estimate() -> No
     calls=st.integers(1, 12),
     root=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 async def test_whoever_asks_side_by_side_gets_an_answer_and_no_limit_is_passed(
     seed: int, actors: int, limit: int, calls: int, root: bool
 ) -> None:

@@ -22,6 +22,7 @@ from app.agent.permissions import (
     Verdict,
 )
 from app.agent.tools import ToolSpec
+from tests.longer import examples
 
 ALLOW, ASK, DENY = Verdict.ALLOW, Verdict.ASK, Verdict.DENY
 
@@ -444,7 +445,7 @@ DEFAULT = st.sampled_from([None, *Verdict])
 
 
 @pytest.mark.spec("8.1")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(RULE, max_size=6), DEFAULT, CALLS, st.randoms(use_true_random=False))
 def test_the_order_of_rules_never_matters(
     some: list[PermissionRule], default: Verdict | None, call: tuple[str, dict[str, Any]], random: Any
@@ -456,7 +457,7 @@ def test_the_order_of_rules_never_matters(
 
 
 @pytest.mark.spec("8.1")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.lists(RULE, max_size=4), DEFAULT), min_size=2, max_size=4), CALLS)
 def test_a_child_is_never_allowed_more_than_any_ancestor(
     levels: list[tuple[list[PermissionRule], Verdict | None]], call: tuple[str, dict[str, Any]]

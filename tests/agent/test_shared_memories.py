@@ -13,6 +13,7 @@ from app.agent.runs import MemoryState
 from app.agent.shared_memories import SharedMemories
 from tests.agent.forest import FIRST_TURN, TENANT, Forest, Store, childless, settled, state, taken
 from tests.agent.steps import lines_of
+from tests.longer import examples
 
 # ── one after the other ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -197,7 +198,7 @@ STEPS = st.tuples(
 
 
 @pytest.mark.spec("4.9")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(STEPS, min_size=5, max_size=40))
 def test_a_place_is_refused_exactly_if_waiting_for_it_would_never_end_and_the_rest_get_their_turns(
     story: list[tuple[str, int, str | None]],

@@ -22,6 +22,7 @@ from app.agent.tokens import rough_tokens
 from app.agent.tools import ToolSpec
 from app.agent.transcript import acceptable
 from app.llm.tokens import ModelCounter
+from tests.longer import examples
 from tests.strict import history_problem
 
 pytestmark = pytest.mark.spec("5.4")
@@ -125,7 +126,7 @@ def check(done: Compacted, before: Sequence[Message], said: Sequence[Message], t
     assert rebuilt(before, done.how) == kept
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     turns=TURNS,
     task_at=st.integers(0, 25),
@@ -150,7 +151,7 @@ def test_every_try_keeps_pairs_order_prompt_and_task_and_ends(
     assert of.asked <= 3
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(turns=TURNS, more=TURNS, window=st.sampled_from(WINDOWS), said=st.sampled_from(["", "Done: all."]))
 def test_a_context_that_grows_again_is_shortened_again_from_what_is_left(
     turns: list[tuple[str, int, list[int | None]]],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from app.agent.chat import Prices
 from app.agent.messages import Usage
 from app.llm.profile import Profile
-from tests.longer import times
+from tests.longer import examples, times
 from tests.plan import ask, call, raw_call, task
 from tests.stubs.openai_stub import OpenAIStub, Request, calls, refusal, text
 from tests.world import World, world
@@ -49,7 +49,7 @@ async def total(w: World, session_id: str) -> Usage:
 
 
 @given(plans(3), st.sampled_from(["dispatch", "per_agent"]), st.sampled_from(["report", "fail", None]), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @pytest.mark.spec("13.4", "4.5", "4.6", "6.6", "11.6", "14.4")
 @pytest.mark.case("B192")
 async def test_the_usage_of_a_tree_is_the_sum_of_its_runs(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from app.boxes import beneath
 from app.boxes.beneath import Opener, best_opener, open_by_kernel, open_by_walk
 from app.boxes.directory import BoxError, Directories, Directory, Kind, NotAFile, NotThere, OutsideBox
+from tests.longer import examples
 
 SECRET = "the secret that lies outside"
 
@@ -196,7 +197,7 @@ _PARTS = st.sampled_from([*_NAMES.split(), "out_file", ""])
 
 @needs_openat2
 @pytest.mark.spec("7.3")
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(_PARTS, min_size=1, max_size=7))
 @example(parts=["chain", "..", "up"])
 def test_both_ways_of_opening_give_the_same_answer_for_every_path(tree: Path, parts: list[str]) -> None:

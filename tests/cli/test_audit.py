@@ -20,8 +20,8 @@ from app.cli.audit import time_of
 from app.cli.audit_lines import lines_of
 from app.sessions.exporting import COLUMNS
 from app.store.migrate import upgrade
-from tests.cli.test_commands import Ended
-from tests.cli.test_commands import run as run_process
+from tests.commands import Ended
+from tests.commands import run as run_process
 from tests.flows.test_audit import PLAY, SEALED, done
 from tests.postgres import postgres_server, postgres_url  # noqa: F401  fixtures
 from tests.service import script, serving

@@ -1,14 +1,7 @@
 """The command, started as a user starts it: what it prints, and its exit codes (0 done, 1 failed, 2 usage, 3 gone)."""
 
-import asyncio
 import io
-import json
-import os
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,7 +9,8 @@ from rich.console import Console
 from app import __version__
 from app.cli.tree import TreeView
 from app.client import Received
-from tests.service import ROOT, script, serving
+from tests.commands import run, run_cold
+from tests.service import script, serving
 
 PLAY = """
 agents:
@@ -39,34 +33,6 @@ AGENTS = {
 }
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A command that has ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[Any]:
-        """Standard output as JSON lines."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-async def run(*arguments: str, folder: Path, env: Mapping[str, str] | None = None) -> Ended:
-    """One command, to its end."""
-    base = {k: v for k, v in os.environ.items() if not k.startswith(("SUBAGENTD_", "OPENAI_"))}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "app", *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=folder,
-        env={**base, "PYTHONPATH": str(ROOT), **(env or {})},
-    )  # fmt: skip
-    async with asyncio.timeout(60):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return Ended(process.returncode, out.decode(), err.decode())
-
-
 def agents(folder: Path) -> Path:
     """A directory of agent files."""
     place = folder / "agents"
@@ -81,7 +47,7 @@ async def test_run_shows_the_tree_ends_with_the_answer_and_says_by_its_code_how_
     place = agents(tmp_path)
     async with serving(tmp_path, "--agents", str(place), env=script(tmp_path, PLAY)) as service:
         (service.workspace / "a.txt").write_text("hello\n")
-        shown = await run("run", "head", "Look.", "--url", service.url, folder=tmp_path)
+        shown = await run_cold("run", "head", "Look.", "--url", service.url, folder=tmp_path)
         assert shown.code == 0, shown.err
         assert "The reader says: it says hello" in shown.out
         assert "[sub]" in shown.out
@@ -104,7 +70,7 @@ async def test_run_shows_the_tree_ends_with_the_answer_and_says_by_its_code_how_
 @pytest.mark.spec("16.3", "16.6", "10.3")
 async def test_agents_are_listed_and_checked_with_file_line_and_reason(tmp_path: Path) -> None:
     place = agents(tmp_path)
-    good = await run("agents", "check", str(place), folder=tmp_path)
+    good = await run_cold("agents", "check", str(place), folder=tmp_path)
     assert good.code == 0, good.out
     listed = await run("agents", "list", str(place), "--json", folder=tmp_path)
     assert {"head", "reader", "scout"} <= {row["name"] for row in listed.lines[0]}
@@ -120,7 +86,7 @@ async def test_agents_are_listed_and_checked_with_file_line_and_reason(tmp_path:
 @pytest.mark.spec("16.3", "16.6", "17.2")
 async def test_keys_are_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:
     db = ("--db", str(tmp_path / "keys.db"))
-    upgraded = await run("db", "upgrade", *db, "--json", folder=tmp_path)
+    upgraded = await run_cold("db", "upgrade", *db, "--json", folder=tmp_path)
     assert upgraded.lines == [{"upgraded": True}]
     made = await run(
         "keys", "create", "--tenant", "acme", "--scopes", "run,read", "--expires", "30d", *db, "--json", folder=tmp_path
@@ -144,8 +110,8 @@ async def test_keys_are_made_shown_once_listed_and_revoked(tmp_path: Path) -> No
 
 @pytest.mark.spec("16.1", "16.6")
 async def test_wrong_usage_ends_with_2_and_help_and_version_with_0(tmp_path: Path) -> None:
-    assert (await run("--version", folder=tmp_path)).out.strip().endswith(__version__)
-    assert (await run("serve", "--help", folder=tmp_path)).code == 0
+    assert (await run_cold("--version", folder=tmp_path)).out.strip().endswith(__version__)
+    assert (await run_cold("serve", "--help", folder=tmp_path)).code == 0
     for arguments in (("nonsense",), ("serve", "--port", "99999"), ("run", "only-an-agent"), ("keys", "create", "--x")):
         ended = await run(*arguments, folder=tmp_path)
         assert ended.code == 2, arguments

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from app.llm import local
-from tests.cli.test_commands import run
+from tests.commands import run, run_cold
 from tests.llm.test_local import gone
+from tests.longer import LONG
 from tests.service import ROOT, finished, serving
 from tests.stubs.openai_stub import Answer, OpenAIStub
 
@@ -25,7 +26,7 @@ installed = pytest.mark.skipif(local.missing() is not None, reason="the local mo
 @pytest.mark.spec("16.2", "16.6")
 async def test_the_demo_ends_with_an_answer_of_two_subagents_and_the_first_rows_of_the_log(tmp_path: Path) -> None:
     command = ("demo", "--model", "scripted:demo", "--workspace", str(ROOT))
-    shown = await run(*command, folder=tmp_path)
+    shown = await run_cold(*command, folder=tmp_path)
     assert shown.code == 0, shown.out + shown.err
     assert "Both subagents have answered." in shown.out
     assert "README.md" in shown.out
@@ -39,6 +40,7 @@ async def test_the_demo_ends_with_an_answer_of_two_subagents_and_the_first_rows_
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not LONG, reason="in make test-long: it keeps every core busy for long; tests/llm asks it for less")
 @installed
 @pytest.mark.spec("13.1", "16.2")
 async def test_a_small_real_model_delegates_to_two_subagents_that_call_tools(tmp_path: Path) -> None:

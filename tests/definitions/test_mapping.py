@@ -36,6 +36,7 @@ from app.definitions.surfaces import TEMPLATES
 from app.definitions.toolnames import BUILT_IN
 from tests.definitions.world import NAMED as HEAD
 from tests.definitions.world import loaded
+from tests.longer import examples
 
 INLINE = Source(kind="inline")
 NAMED = {"name": "clerk", "description": "Keeps the books."}
@@ -359,7 +360,7 @@ DEFINITIONS = st.builds(
 
 
 @pytest.mark.spec("4.1", "10.1")
-@settings(max_examples=200, deadline=2_000)
+@settings(max_examples=examples(200), deadline=2_000)
 @given(DEFINITIONS)
 def test_a_definition_comes_back_from_its_stored_form(definition: AgentDefinition) -> None:
     stored = json.loads(json.dumps(to_mapping(definition), allow_nan=False))
@@ -381,7 +382,7 @@ NESTED = st.recursive(ODD, lambda inner: st.lists(inner, max_size=2) | st.dictio
 
 
 @pytest.mark.spec("10.1")
-@settings(max_examples=300, deadline=2_000)
+@settings(max_examples=examples(300), deadline=2_000)
 @given(st.dictionaries(KEYS, NESTED, max_size=4))
 def test_whatever_is_sent_is_read_and_comes_back_or_is_refused_with_places(data: dict[str, Any]) -> None:
     try:
@@ -393,7 +394,7 @@ def test_whatever_is_sent_is_read_and_comes_back_or_is_refused_with_places(data:
         assert from_mapping(to_mapping(definition), source=INLINE) == definition
 
 
-@settings(max_examples=300, deadline=2_000)
+@settings(max_examples=examples(300), deadline=2_000)
 @given(st.dictionaries(KEYS, NESTED, max_size=4))
 def test_the_same_in_a_file_gives_an_agent_or_an_error_with_its_line(data: dict[str, Any]) -> None:
     lines = "".join(f"{key}: {json.dumps(value)}\n" for key, value in data.items())

@@ -23,6 +23,7 @@ from app.agent.definition import (
 from app.agent.policy import REPORT, BudgetLimits, FilterRef, PolicyFields
 from app.definitions import Parsed, Severity, from_mapping, parse, to_mapping
 from tests.definitions.world import NAMED, loaded, read, said
+from tests.longer import examples
 
 # ── the file ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -319,7 +320,7 @@ def test_a_hostile_head_is_refused_or_read_in_little_time(head: str) -> None:
     assert parsed.definition is None or parsed.definition.description.startswith(("d", "x"))
 
 
-@settings(max_examples=300, deadline=2_000)
+@settings(max_examples=examples(300), deadline=2_000)
 @given(st.one_of(st.binary(max_size=400), st.text(max_size=400)))
 def test_no_file_makes_the_reader_fail(data: bytes | str) -> None:
     check(parse(data, path="f.md"))
@@ -333,7 +334,7 @@ LINES = [
 LINE = st.one_of(st.sampled_from(LINES), st.text(alphabet="ab:#-|>{}[]&*!%@`'\"\\ \t,0", max_size=12))
 
 
-@settings(max_examples=500, deadline=2_000)
+@settings(max_examples=examples(500), deadline=2_000)
 @given(st.lists(LINE, max_size=8), st.text(max_size=20))
 def test_no_head_makes_the_reader_fail_or_widens_tools(lines: list[str], body: str) -> None:
     parsed = parse("---\n" + "\n".join(lines) + f"\n---\n{body}", path="f.md")

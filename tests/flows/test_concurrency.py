@@ -1,9 +1,6 @@
 """Limits of concurrency over HTTP: what works at a time is bounded, nested trees end, tenants take turns."""
 
 import asyncio
-import json
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +9,9 @@ import aiohttp
 import pytest
 
 from app.client import Client
+from tests.commands import key_for, run
 from tests.plan import ask, call, task
-from tests.service import ROOT, WAIT_S, Service, agent, events_of, finished, script, serving
+from tests.service import WAIT_S, Service, agent, events_of, finished, script, serving
 from tests.stubs.openai_stub import Answer, OpenAIStub, Request, refusal, text
 
 pytestmark = pytest.mark.spec("9.8")
@@ -107,17 +105,6 @@ def asked(desk: Desk, **limits: int) -> dict[str, str]:
     return {**model, "SUBAGENTD_KEY": ROOT_KEY, **env}
 
 
-async def key_of(service: Service, tenant: str) -> str:
-    """A key for a tenant, made by the command beside the running service."""
-    command = [sys.executable, "-m", "app", "keys", "create", "--json", "--tenant", tenant, "--scopes", "run,read"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = await asyncio.create_subprocess_exec(
-        *command, "--db", str(service.database), stdout=asyncio.subprocess.PIPE, env=env
-    )
-    out, _ = await process.communicate()
-    return str(json.loads(out)["key"])
-
-
 async def gauges(service: Service, *names: str) -> list[float]:
     """What `/metrics` says of these."""
     headers = {"Authorization": f"Bearer {service.key}"} if service.key else {}
@@ -137,7 +124,7 @@ async def started(client: Client, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("limit", [1, 2])
 async def test_a_crowd_of_one_tenant_does_not_keep_the_run_of_another_one_waiting(tmp_path: Path, limit: int) -> None:
     async with Desk() as desk, serving(tmp_path, env=asked(desk, concurrent_runs=limit)) as service:
-        async with service.client() as a, service.client(await key_of(service, "b")) as b:
+        async with service.client() as a, service.client(await key_for(service, "b", "run", "read")) as b:
             runs = [(a, await started(a, f"a{number}")) for number in range(12)]
             await desk.seen(limit)
             runs += [(b, await started(b, f"b{number}")) for number in range(2)]
@@ -236,16 +223,7 @@ async def test_a_tree_that_waits_for_a_person_holds_no_place_and_goes_on_when_th
 @pytest.mark.spec("9.8", "16.5")
 @pytest.mark.parametrize("name", ["concurrent_runs", "concurrent_children"])
 async def test_a_limit_of_nobody_is_refused_before_the_service_starts(tmp_path: Path, name: str) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), f"SUBAGENTD_LIMITS__{name.upper()}": "0"}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "app", "serve", "--port", "0"),
-        env=env,
-        cwd=tmp_path,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    async with asyncio.timeout(WAIT_S):
-        out, _ = await process.communicate()
-    assert process.returncode != 0
-    assert f"limits.{name}" in out.decode()
-    assert "Traceback" not in out.decode()
+    refused = await run("serve", "--port", "0", folder=tmp_path, env={f"SUBAGENTD_LIMITS__{name.upper()}": "0"})
+    assert refused.code != 0
+    assert f"limits.{name}" in refused.err
+    assert "Traceback" not in refused.err

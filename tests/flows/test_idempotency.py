@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.flows.test_tenants import ROOT_KEY, key_of
+from tests.commands import key_for
+from tests.flows.test_tenants import ROOT_KEY
 from tests.longer import times
 from tests.service import ROOT, WAIT_S, Service, agent, finished, script, serving
 
@@ -368,7 +369,10 @@ async def test_a_key_stands_for_its_request_as_long_as_the_setting_says(tmp_path
 async def test_the_keys_of_two_tenants_do_not_meet(tmp_path: Path) -> None:
     env = {**script(tmp_path, PLAY), "SUBAGENTD_KEY": ROOT_KEY}
     async with serving(tmp_path, env=env) as service:
-        one, two = await key_of(service, "one", "run", "read"), await key_of(service, "two", "run", "read")
+        one, two = (
+            await key_for(service, "one", "run", "read"),
+            await key_for(service, "two", "run", "read"),
+        )
         first = await post(service, "/v1/runs", RUN, "shared", by=one)
         other = await post(service, "/v1/runs", {**RUN, "input": "Ho."}, "shared", by=two)
         assert (first.status, other.status, other.replayed) == (202, 202, False)

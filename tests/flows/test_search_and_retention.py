@@ -13,8 +13,9 @@ from app.agent.events import Write
 from app.client import Client, CursorExpired, ServiceError
 from app.store.database import Database
 from tests.cli.test_audit import run
+from tests.commands import key_for
 from tests.flows.test_audit import PLAY, SEALED, done, verified
-from tests.flows.test_tenants import ROOT_KEY, key_of
+from tests.flows.test_tenants import ROOT_KEY
 from tests.postgres import postgres_server, postgres_url  # noqa: F401  fixtures
 from tests.service import Service, events_of, received, script, serving
 from tests.store.facts import replaced
@@ -75,7 +76,7 @@ async def test_nobody_searches_the_words_of_another_tenant(tmp_path: Path) -> No
     env = {**script(tmp_path, PLAY), "SUBAGENTD_KEY": ROOT_KEY}
     async with serving(tmp_path, env=env) as service, service.client(ROOT_KEY) as client:
         session = await done(client)
-        async with service.client(await key_of(service, "b", "read")) as other:
+        async with service.client(await key_for(service, "b", "read")) as other:
             assert (await other.page("/v1/audit", text="你好, ", count=True))["count"] == 0
             assert (await refused(other, f"/v1/sessions/{session}/messages", text="你好")).status == 404
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from app.client import Client, Received, ServiceError
-from tests.flows.test_tenants import ROOT_KEY, key_of
+from tests.commands import key_for
+from tests.flows.test_tenants import ROOT_KEY
 from tests.plan import ask, call, task
 from tests.service import INTERRUPT, WAIT_S, Service, agent, events_of, finished, received, serving
 from tests.strict import log_problems
@@ -64,7 +65,7 @@ async def verified(client: Client, session_id: str) -> list[dict[str, Any]]:
 @pytest.mark.seed("000", 54)
 async def test_tenants_never_share_a_memory_whatever_user_or_key_they_name(tmp_path: Path) -> None:
     async with serving(tmp_path, env=playing(tmp_path, SUBAGENTD_KEY=ROOT_KEY)) as service:
-        keys = [await key_of(service, tenant, "run", "read") for tenant in ("red", "blue")]
+        keys = [await key_for(service, tenant, "run", "read") for tenant in ("red", "blue")]
         async with service.client(keys[0]) as red, service.client(keys[1]) as blue:
             for scope, given in (("user", {"user": "ann"}), ("tenant", {}), ("key", {"session_key": "k"})):
                 assert await knows(red, scope, "red1", **given) == "red1"

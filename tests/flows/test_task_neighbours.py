@@ -7,8 +7,9 @@ import aiohttp
 import pytest
 
 from app.client import ServiceError
+from tests.commands import key_for
 from tests.flows.paused import calling, let_go, played, question, worker
-from tests.flows.test_tenants import ROOT_KEY, key_of
+from tests.flows.test_tenants import ROOT_KEY
 from tests.service import ROOT, WAIT_S, serving
 
 TOOL = """
@@ -66,7 +67,10 @@ async def test_nobody_of_another_tenant_decides_what_a_task_asks(tmp_path: Path)
     env = {**played(tmp_path), "SUBAGENTD_KEY": ROOT_KEY}
     async with serving(tmp_path, env=env) as service:
         everything = ("run", "read", "approve", "admin")
-        mine, theirs = await key_of(service, "a", *everything), await key_of(service, "b", *everything)
+        mine, theirs = (
+            await key_for(service, "a", *everything),
+            await key_for(service, "b", *everything),
+        )
         async with service.client(mine) as client, service.client(theirs) as stranger:
             order = {"agent": worker(), "task": "wait", "background": True}
             task = await client.request("POST", "/v1/delegations", order)

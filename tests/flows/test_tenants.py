@@ -1,7 +1,6 @@
 """Tenants and keys over HTTP: what is another tenant's does not exist, on every route that takes an id."""
 
 import asyncio
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ import aiohttp
 import pytest
 
 from app.client import Client, ServiceError
-from tests.service import WAIT_S, Service, agent, finished, script, serving
+from tests.commands import key_for, run
+from tests.service import WAIT_S, agent, finished, script, serving
 
 pytestmark = pytest.mark.slow
 
@@ -26,30 +26,6 @@ SMALL = {"SUBAGENTD_TOOLS__MAX_OUTPUT_CHARS": "1000", "SUBAGENTD_TOOLS__OUTPUT_H
 ROOT_KEY = "root-key-of-at-least-16-characters"
 QUICK = {"agent": "quick", "agents": [agent("quick", mode="all", tools=[])], "input": "Hi."}
 METHODS = ("get", "post", "put", "patch", "delete")
-
-
-async def key_of(service: Service, tenant: str, *scopes: str) -> str:
-    """A key made by the command beside the running service."""
-    import sys
-
-    command = [
-        sys.executable,
-        "-m",
-        "app",
-        "keys",
-        "create",
-        "--json",
-        "--tenant",
-        tenant,
-        "--scopes",
-        ",".join(scopes),
-    ]
-    process = await asyncio.create_subprocess_exec(
-        *command, "--db", str(service.database), stdout=asyncio.subprocess.PIPE, env=None
-    )
-    out, _ = await process.communicate()
-    assert process.returncode == 0
-    return str(json.loads(out)["key"])
 
 
 async def text(client: Client, path: str) -> str:
@@ -116,7 +92,7 @@ async def test_every_route_with_the_ids_of_one_tenant_and_the_key_of_another_ans
         for number in range(60):
             (service.folder / "workspace.tenants" / "b" / f"a name of some length {number}").touch()
         scopes = ("run", "read", "approve", "admin")
-        key_a, key_b = await key_of(service, "a", *scopes), await key_of(service, "b", *scopes)
+        key_a, key_b = await key_for(service, "a", *scopes), await key_for(service, "b", *scopes)
         async with service.client(key_b) as client:
             theirs = await things_of(client)
             paths = (await client.request("GET", "/openapi.json"))["paths"]
@@ -171,7 +147,7 @@ async def test_every_route_with_the_ids_of_one_tenant_and_the_key_of_another_ans
 async def test_a_scope_opens_what_it_names_and_nothing_else(tmp_path: Path) -> None:
     env = {**script(tmp_path, PLAY), "SUBAGENTD_KEY": ROOT_KEY}
     async with serving(tmp_path, env=env) as service:
-        reader, runner = await key_of(service, "t", "read"), await key_of(service, "t", "run")
+        reader, runner = await key_for(service, "t", "read"), await key_for(service, "t", "run")
         async with service.client(runner) as client:
             started = await client.request("POST", "/v1/runs", QUICK)
             for path in (f"/v1/runs/{started['id']}", "/v1/audit", "/v1/keys", "/metrics"):
@@ -290,17 +266,7 @@ async def test_foreign_hosts_and_origins_are_refused_also_on_loopback(tmp_path: 
 
 @pytest.mark.spec("17.2")
 async def test_another_address_than_loopback_without_a_key_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    import os
-    import sys
-
-    from tests.service import ROOT
-
-    command = [sys.executable, "-m", "app", "serve", "--host", "0.0.0.0", "--port", "0", "--db", str(tmp_path / "x.db")]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SUBAGENTD_")}
-    process = await asyncio.create_subprocess_exec(
-        *command, stderr=asyncio.subprocess.PIPE, cwd=tmp_path, env={**env, "PYTHONPATH": str(ROOT)}
-    )
-    async with asyncio.timeout(30):
-        _, err = await process.communicate()
-    assert process.returncode == 2
-    assert b"SUBAGENTD_KEY" in err
+    place = ("--host", "0.0.0.0", "--port", "0", "--db", str(tmp_path / "x.db"))
+    refused = await run("serve", *place, folder=tmp_path)
+    assert refused.code == 2
+    assert "SUBAGENTD_KEY" in refused.err

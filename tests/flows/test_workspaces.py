@@ -10,7 +10,8 @@ import pytest
 from app.boxes.box import Level
 from app.client import Client, ServiceError
 from tests.boxes.outside import need, open_folder, own
-from tests.flows.test_tenants import ROOT_KEY, key_of
+from tests.commands import key_for
+from tests.flows.test_tenants import ROOT_KEY
 from tests.service import WAIT_S, agent, finished, script, serving
 
 SECRET = "canary-90b1"
@@ -84,7 +85,7 @@ async def test_no_name_of_one_tenant_reaches_a_file_of_another(tmp_path: Path) -
     lead = agent("worker", mode="all", tools=TOOLS, permissions={"allow": ["Glob", "Write"]})
     asked = {"agent": "worker", "agents": [lead], "input": "Go."}
     async with serving(tmp_path, env=env) as service:
-        keys = {tenant: await key_of(service, tenant, "run", "read") for tenant in ("a", "b", "workspace", "..")}
+        keys = {tenant: await key_for(service, tenant, "run", "read") for tenant in ("a", "b", "workspace", "..")}
         keys["default"] = ROOT_KEY
         async with service.client(keys["a"]) as client:
             run = await client.request("POST", "/v1/runs", {**asked, "model": "scripted:play"})

@@ -14,6 +14,7 @@ from app.agent.chat import Delta, DeltaKind, Reply
 from app.agent.messages import Usage
 from app.llm.anthropic_assembly import MessageAssembler
 from app.llm.sse import EventPayloads
+from tests.longer import examples
 from tests.stubs.anthropic_stub import (
     PING,
     STOP,
@@ -99,7 +100,7 @@ def test_a_split_at_any_one_byte_gives_the_same_reply() -> None:
 
 
 @given(st.lists(st.integers(0, len(RECORDED)), max_size=40), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_split_into_reads_gives_the_same_reply(cuts: list[int], carriage_returns: bool) -> None:
     body = RECORDED.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n") if carriage_returns else RECORDED
     edges = sorted({0, *cuts, len(body)})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from app.agent.chat import Delta, DeltaKind, Reply
 from app.llm.assembly import ReplyAssembler
 from app.llm.sse import EventPayloads
+from tests.longer import examples
 from tests.stubs.openai_stub import call_chunk, chunk, sse, usage_chunk
 
 RECORDED = b"".join(
@@ -65,7 +66,7 @@ def test_the_recorded_stream_means_what_it_should() -> None:
 
 @pytest.mark.spec("13.2")
 @given(st.lists(st.integers(0, len(RECORDED)), max_size=40), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_split_into_reads_gives_the_same_reply(cuts: list[int], carriage_returns: bool) -> None:
     body = RECORDED.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n") if carriage_returns else RECORDED
     edges = sorted({0, *cuts, len(body)})

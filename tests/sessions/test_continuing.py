@@ -20,7 +20,7 @@ from tests.sessions.lives import Story, row_problems, still
 from tests.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.spec("12.7")]
-ENOUGH = 6  # lives that a test tries of one story; the longer form tries all of them
+ENOUGH = 4  # lives that a test tries of one story; the longer form tries all of them
 USE = {
     "text": "I work.",
     "calls": [call("look", key="l"), call("touch", key="a"), call("touch", key="b"), call("nothing")],

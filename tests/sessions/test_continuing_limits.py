@@ -54,7 +54,7 @@ async def test_a_limit_ends_a_run_as_it_would_have_without_a_crash(tmp_path: Pat
         expected = await outcome(w)
         calls = [(e["type"], e["data"].get("reason")) for e in await all_events(w) if e["type"] == "answer.forced"]
     for gap in (0, 2):
-        for life in lives_of(whole)[:: times(2, 1)]:
+        for life in lives_of(whole)[:: times(4, 1)]:
             folder = tmp_path / f"{gap}-{life}"
             await story.after(folder, life, *([gap] * 3 if gap else []))
             async with story.ends(folder) as w:
@@ -83,7 +83,7 @@ async def test_a_budget_holds_over_all_processes(tmp_path: Path, where: str) -> 
     story = Story(begin)
     whole = await story.whole(tmp_path)
     for gap in (0, 5):
-        for life in lives_of(whole)[:: times(3, 1)]:
+        for life in lives_of(whole)[:: times(5, 1)]:
             folder = tmp_path / f"{gap}-{life}"
             await story.after(folder, life, *([gap] * 3 if gap else []))
             async with story.ends(folder) as w:

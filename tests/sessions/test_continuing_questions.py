@@ -68,7 +68,7 @@ async def test_a_question_is_put_once_and_its_answer_holds_over_a_crash_at_any_e
     story = Story(begin, beside=person(kind, arguments))
     whole = await story.whole(tmp_path)
     for gap in (0, 3):
-        for life in lives_of(whole)[:: times(3, 1)]:
+        for life in lives_of(whole)[:: times(5, 1)]:
             folder = tmp_path / f"{gap}-{life}"
             await story.after(folder, life, *([gap] * 3 if gap else []))
             async with story.ends(folder) as w:
@@ -230,7 +230,7 @@ async def test_a_call_that_a_hook_had_asked_about_is_not_shown_to_it_again(tmp_p
     async with story.ends(tmp_path / "whole") as w:
         kinds = [event["type"] for event in await all_events(w)]
     first = kinds.index("permission.requested") + 1
-    for life in range(first, whole, times(2, 1)):
+    for life in range(first, whole, times(4, 1)):
         folder = tmp_path / str(life)
         await story.after(folder, life)
         async with story.ends(folder) as w:
@@ -261,7 +261,7 @@ async def test_a_denied_start_stays_denied_and_a_run_is_sent_back_three_times_in
         heard,
     )
     whole = await story.whole(tmp_path)
-    for life in lives_of(whole)[:: times(3, 1)]:
+    for life in lives_of(whole)[:: times(5, 1)]:
         folder = tmp_path / str(life)
         await story.after(folder, life)
         async with story.ends(folder) as w:

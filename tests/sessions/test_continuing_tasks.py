@@ -132,7 +132,7 @@ async def test_tasks_go_on_after_a_crash_at_any_event_and_their_ends_are_told_on
     whole = await story.whole(tmp_path)
     async with story.ends(tmp_path / "whole") as w:
         expected, delegated = await ends(w), await handoffs(w)
-    for life in lives_of(whole)[:: times(3, 1)]:
+    for life in lives_of(whole)[:: times(5, 1)]:
         folder = tmp_path / str(life)
         await story.after(folder, life, *(gap, gap, gap) if gap else ())
         async with story.ends(folder) as w:
@@ -326,7 +326,7 @@ async def test_the_result_of_a_task_is_fetched_after_a_restart_also_while_it_is_
 
     story = Story(begin)
     whole, fetched_once = await story.whole(tmp_path), 0
-    for life in range(14, whole, times(9, 1)):
+    for life in range(14, whole, times(14, 1)):
         folder = tmp_path / str(life)
         await story.after(folder, life)
         async with story.begun(folder) as w:

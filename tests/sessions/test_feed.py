@@ -15,6 +15,7 @@ from app.sessions import streams as streams_module
 from app.sessions.feed import CHUNK_BYTES, EventFeed, View
 from app.sessions.recent import Recent
 from app.wire import decode
+from tests.longer import examples
 from tests.sessions.writers import Room, Talk, writing
 from tests.world import WAIT_S, frames, parsed
 
@@ -62,7 +63,7 @@ STORY = st.lists(st.sampled_from(["record", "emit", "emit", "step", "yield", "yi
 
 
 @given(STORY, st.lists(READERS, min_size=1, max_size=4), st.sampled_from([40, 3000, 1 << 20]), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @pytest.mark.spec("11.1", "11.3", "11.5")
 async def test_any_reader_sees_exactly_what_follows_its_cursor_once_and_in_order(
     story: list[str], readers: list[tuple[int, int, list[int]]], buffer: int, recent: bool
@@ -295,7 +296,7 @@ async def test_a_page_stops_after_so_many_events_that_do_not_fit_says_so_and_doe
 
 @pytest.mark.spec("11.3")
 @given(st.integers(1, 7), st.integers(0, 12))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 async def test_pages_put_together_are_the_log(limit: int, extra: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with asyncio.timeout(WAIT_S), writing(Path(folder)) as room:

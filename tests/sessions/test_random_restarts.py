@@ -69,7 +69,7 @@ async def cancelled(w: World, rng: Random) -> None:
 
 
 @pytest.mark.spec("9.6", "12.7")
-@pytest.mark.parametrize("seed", range(times(12, 300)))
+@pytest.mark.parametrize("seed", range(times(8, 300)))
 async def test_whatever_a_crash_leaves_comes_to_an_end_that_rows_and_log_and_notices_agree_on(
     tmp_path: Path, seed: int
 ) -> None:

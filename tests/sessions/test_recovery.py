@@ -86,7 +86,7 @@ async def test_after_a_crash_at_any_event_everything_is_closed_once_and_the_sess
     first.mkdir()
     whole = await crashed(first, 10_000, tools, direct=direct)
     assert whole > 60
-    for life in range(1 + start, whole + 1, times(12, 4)):
+    for life in range(1 + start, whole + 1, times(20, 4)):
         folder = tmp_path / str(life)
         folder.mkdir()
         await crashed(folder, life, tools, direct=direct)

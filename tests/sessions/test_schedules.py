@@ -14,6 +14,7 @@ from app.agent.errors import SubagentdError
 from app.sessions import streams as streams_module
 from app.sessions.feed import View
 from tests.agent.probes import Stage
+from tests.longer import examples
 from tests.plan import ask, call, task
 from tests.world import WAIT_S, World, frames, world
 
@@ -63,7 +64,7 @@ async def watch(w: World, session: str) -> list[int]:
 
 
 @given(SCHEDULES, st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @pytest.mark.spec("5.7", "11.1", "11.3", "11.6", "14.2", "14.3", "14.8")
 @pytest.mark.case("B064", "B153")
 async def test_whatever_clients_do_at_once_the_log_is_true_and_nothing_is_left_over(

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,8 +18,9 @@ from app.sessions.ports import EventWriter, Rejected, TransientStoreError
 from app.sessions.rejecting import replacement
 from app.store.database import Database
 from app.store.events import SqlEventLog
+from tests.migrated import migrated
 from tests.store.facts import Facts
-from tests.world import WAIT_S, _migrated
+from tests.world import WAIT_S
 
 
 class Unreliable:
@@ -161,8 +161,7 @@ def _kind(name: str) -> Any:
 async def writing(folder: Path, *, buffer_bytes: int = MAX_BYTES, **options: Any) -> AsyncIterator[Room]:
     """A room in a folder; a second one in the same folder goes on with the same database."""
     path = folder / "journal.db"
-    if not path.exists():
-        shutil.copy(_migrated(), path)
+    migrated(path)
     database = Database(path, synchronous="OFF")
     await database.open()
     bus = Witness(path, buffer_bytes)

@@ -1,6 +1,5 @@
 """A store with the newest schema, on SQLite and on PostgreSQL."""
 
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ from app.store.events import SqlEventLog
 from app.store.keys import SqlKeyStore
 from app.store.memories import SqlMemoryStore
 from app.store.messages import SqlAuditStore
-from app.store.migrate import upgrade
 from app.store.runs import SqlRunStore
 from app.store.tables import metadata
 from app.store.tasks import SqlTaskStore
+from tests.migrated import migrated
 from tests.postgres import empty_postgres_url, postgres_server, postgres_url  # noqa: F401  fixtures
 from tests.store.facts import replaced
 
@@ -79,16 +78,17 @@ class Store:
 
 @pytest.fixture(scope="session")
 def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with the newest schema, to be copied."""
+    """The same for many tests, which only copy it."""
     path = tmp_path_factory.mktemp("schema") / "migrated.db"
-    upgrade(path)
+    migrated(path)
     return path
 
 
 @pytest.fixture
-def file(migrated_file: Path, tmp_path: Path) -> Path:
+def file(tmp_path: Path) -> Path:
     """A SQLite file with the newest schema and nothing in it."""
-    return Path(shutil.copy(migrated_file, tmp_path / "store.db"))
+    migrated(tmp_path / "store.db")
+    return tmp_path / "store.db"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

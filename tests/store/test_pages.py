@@ -26,7 +26,7 @@ from app.store.messages import DECISION_ORDERS, EXPORT_CHARS, MESSAGE_ORDERS, Sq
 from app.store.pages import Order, question
 from app.store.tables import approvals as approvals_table
 from app.store.tables import decisions, messages
-from tests.longer import times
+from tests.longer import examples, times
 from tests.store.conftest import Store
 from tests.store.facts import START, Facts, replaced
 
@@ -102,7 +102,9 @@ async def test_within_a_session_and_a_run_the_order_is_that_of_the_events(
 
 
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(80),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 @pytest.mark.spec("12.4")
@@ -126,7 +128,7 @@ def test_every_combination_of_filters_finds_what_a_plain_search_finds(shelf: "Sh
     assert count == len(wanted)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.spec("12.4")
 def test_pages_that_look_at_few_rows_go_on_until_all_that_fits_was_found(shelf: "Shelf", data: st.DataObject) -> None:
@@ -310,7 +312,7 @@ def plan(connection: sqlite3.Connection, statement: Select[Any], parameters: Map
 
 def combinations(names: tuple[str, ...]) -> list[frozenset[str]]:
     """All of them; in the short form without most of the large ones."""
-    picks = [pick for pick in product((False, True), repeat=len(names)) if sum(pick) <= times(3, 9) or all(pick)]
+    picks = [pick for pick in product((False, True), repeat=len(names)) if sum(pick) <= times(2, 9) or all(pick)]
     return [frozenset(name for name, picked in zip(names, pick, strict=True) if picked) for pick in picks]
 
 

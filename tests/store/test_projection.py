@@ -15,6 +15,7 @@ from app.agent.ids import new_id
 from app.agent.runs import RunStatus
 from app.sessions.views import handoff_view
 from app.store.database import Database
+from tests.longer import examples
 from tests.store.conftest import Store
 from tests.store.facts import START, USAGE, Facts, replaced
 
@@ -302,7 +303,7 @@ def tables(schema: Path, batches: list[list[Event]]) -> dict[str, list[Any]]:
 
 
 @pytest.mark.spec("12.3")
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(choices=st.lists(st.integers(0, 329), min_size=1, max_size=60), cuts=st.lists(st.integers(1, 9), min_size=1))
 def test_rows_do_not_depend_on_the_batches_that_events_come_in(
     migrated_file: Path, choices: list[int], cuts: list[int]

@@ -1,7 +1,9 @@
 """Reads that bring all their rows in one turn of the connection's thread: they say what any other read would."""
 
 import asyncio
+import contextlib
 import sqlite3
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiosqlite
@@ -9,56 +11,51 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from app.sessions.ports import TransientStoreError
 from app.store.database import Database
-from app.store.migrate import upgrade
 
 
-def _made(folder: Path) -> Path:
-    path = folder / "a.db"
-    upgrade(path)
-    with sqlite3.connect(path) as file:
-        file.execute("CREATE TABLE things (a INTEGER, b TEXT, c BLOB)")
-        file.executemany("INSERT INTO things VALUES (?, ?, ?)", [(1, "eins", b"\0\1"), (2, None, None)])
-    file.close()
-    return path
+@pytest.fixture
+async def database(file: Path) -> AsyncIterator[Database]:
+    """A database with a table of three kinds of columns and two rows."""
+    with contextlib.closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("CREATE TABLE things (a INTEGER, b TEXT, c BLOB)")
+        connection.executemany("INSERT INTO things VALUES (?, ?, ?)", [(1, "eins", b"\0\1"), (2, None, None)])
+    made = Database(file)
+    await made.open()
+    yield made
+    await made.close()
 
 
 @pytest.mark.spec("12.1")
-async def test_a_read_gives_names_and_rows_of_every_kind_also_without_rows_and_with_parameters(tmp_path: Path) -> None:
-    database = Database(_made(tmp_path))
-    await database.open()
-    try:
-        reader = database.reader
-        assert await reader.rows(text("SELECT a, b, c FROM things ORDER BY a")) == [
-            {"a": 1, "b": "eins", "c": b"\0\1"},
-            {"a": 2, "b": None, "c": None},
-        ]
-        assert await reader.row(text("SELECT b AS name FROM things WHERE a = :a"), {"a": 1}) == {"name": "eins"}
-        assert await reader.rows(text("SELECT a FROM things WHERE a > 5")) == []
-        many = text("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 5000) SELECT x FROM n")
-        assert [row[0] for row in await reader.tuples(many)] == list(range(1, 5001))
-        both = await asyncio.gather(*(reader.row(text("SELECT :n AS n"), {"n": n}) for n in range(50)))
-        assert [row and row["n"] for row in both] == list(range(50))
-    finally:
-        await database.close()
+async def test_a_read_gives_names_and_rows_of_every_kind_also_without_rows_and_with_parameters(
+    database: Database,
+) -> None:
+    reader = database.reader
+    assert await reader.rows(text("SELECT a, b, c FROM things ORDER BY a")) == [
+        {"a": 1, "b": "eins", "c": b"\0\1"},
+        {"a": 2, "b": None, "c": None},
+    ]
+    assert await reader.row(text("SELECT b AS name FROM things WHERE a = :a"), {"a": 1}) == {"name": "eins"}
+    assert await reader.rows(text("SELECT a FROM things WHERE a > 5")) == []
+    many = text("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 5000) SELECT x FROM n")
+    assert [row[0] for row in await reader.tuples(many)] == list(range(1, 5001))
+    both = await asyncio.gather(*(reader.row(text("SELECT :n AS n"), {"n": n}) for n in range(50)))
+    assert [row and row["n"] for row in both] == list(range(50))
 
 
-async def test_a_read_that_fails_says_why_and_the_next_one_is_answered(tmp_path: Path) -> None:
-    database = Database(_made(tmp_path))
-    await database.open()
-    try:
-        with pytest.raises(OperationalError, match="no such table"):
-            await database.reader.rows(text("SELECT * FROM nothing"))
-        with pytest.raises(DBAPIError, match=r"overflow|malformed"):  # met while the rows are read
-            await database.reader.rows(text("SELECT abs(a - 9223372036854775807 - a) FROM things"))
-        with pytest.raises(OperationalError, match="readonly"):
-            await database.reader.rows(text("DELETE FROM things"))
-        assert len(await database.reader.rows(text("SELECT * FROM things"))) == 2
-    finally:
-        await database.close()
+async def test_a_read_that_fails_says_why_and_the_next_one_is_answered(database: Database) -> None:
+    with pytest.raises(OperationalError, match="no such table"):
+        await database.reader.rows(text("SELECT * FROM missing"))
+    beyond = text("SELECT abs(CASE a WHEN 2 THEN -9223372036854775807 - 1 ELSE 1 END) FROM things ORDER BY rowid")
+    with pytest.raises(DBAPIError, match="overflow"):  # met at the second row
+        await database.reader.rows(beyond)
+    with pytest.raises(TransientStoreError, match="readonly"):
+        await database.reader.rows(text("DELETE FROM things"))
+    assert len(await database.reader.rows(text("SELECT * FROM things"))) == 2
 
 
-async def test_a_read_is_one_turn_of_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_is_one_turn_of_its_thread(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[str] = []
     asked = aiosqlite.Connection._execute
 
@@ -66,12 +63,6 @@ async def test_a_read_is_one_turn_of_its_thread(tmp_path: Path, monkeypatch: pyt
         turns.append(getattr(function, "__name__", ""))
         return await asked(self, function, *arguments)
 
-    database = Database(_made(tmp_path))
-    await database.open()
-    try:
-        monkeypatch.setattr(aiosqlite.Connection, "_execute", counted)
-        await database.reader.rows(text("SELECT * FROM things"))
-        assert turns == ["_execute_fetchall"]
-    finally:
-        monkeypatch.undo()
-        await database.close()
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", counted)
+    await database.reader.rows(text("SELECT * FROM things"))
+    assert turns == ["_execute_fetchall"]

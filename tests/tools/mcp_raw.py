@@ -56,7 +56,8 @@ def _called(number: int, name: str) -> None:
 
 def main() -> None:
     """Serve."""
-    (FOLDER / "pid").write_text(str(os.getpid()))
+    (FOLDER / "pid.new").write_text(str(os.getpid()))
+    (FOLDER / "pid.new").replace(FOLDER / "pid")  # whoever reads it finds a number
     _note("started")
     while True:
         message = _next()

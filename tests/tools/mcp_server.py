@@ -108,7 +108,8 @@ def _answer(name: str, text: str) -> types.CallToolResult:
 
 def main() -> None:
     """Serve, or do what is wrong."""
-    (FOLDER / "pid").write_text(str(os.getpid()))
+    (FOLDER / "pid.new").write_text(str(os.getpid()))
+    (FOLDER / "pid.new").replace(FOLDER / "pid")  # whoever reads it finds a number
     _note("started")
     mode = (FOLDER / "mode").read_text() if _has("mode") else ""
     if mode == "hang":

@@ -12,6 +12,7 @@ from app.agent.tools import ToolSpec
 from app.definitions.reading import Reading
 from app.definitions.rules import read_rules
 from app.tools.bash import MAX_CHARS, BashParser
+from tests.longer import examples
 from tests.tools.shell_cases import ALLOWED, DENIED, RULES, STOPPED, UNNAMED, UNTOUCHED, lines
 
 PARSER = BashParser()
@@ -337,7 +338,7 @@ AROUND = st.sampled_from(["{}", "({})", "{{ {}; }}", "if {}; then git log; fi", 
 
 
 @pytest.mark.spec("8.4")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.sampled_from(["git status", "git log -1", "ls 'a b'"]), max_size=4), st.data())
 def test_no_chain_with_a_denied_command_is_allowed(allowed: list[str], data: st.DataObject) -> None:
     by = policy(default="ask", allow=["Bash(git *)", "Bash(ls *)"], deny=["Bash(rm *)"])
@@ -355,7 +356,7 @@ PIECES = ["a", "rm", " ", "\n", ";", "&&", "|", "'", '"', "$(", "`", ")", "(", "
 
 
 @pytest.mark.spec("8.4")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(st.sampled_from(PIECES), max_size=60).map("".join)))
 @example("")
 @example("{} \\\n ")

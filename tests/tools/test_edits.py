@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.tools.edits import NoMatch, decoded, difference, replaced
+from tests.longer import examples
 
 TEXTS = st.text(alphabet="ab\n\r \ufeff\udc80é", max_size=40)
 
@@ -41,7 +42,7 @@ def test_a_match_keeps_the_line_ends_of_its_place(text: str, old: str, new: str,
 
 @given(TEXTS, TEXTS, TEXTS)
 @example("a\r\r\n", "a", "")
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @pytest.mark.spec("7.3")
 @pytest.mark.case("B205", "B206")
 def test_an_edit_changes_one_exact_place_and_not_a_byte_elsewhere(text: str, old: str, new: str) -> None:

@@ -17,6 +17,7 @@ from app.boxes.directory import Directories
 from app.tools import files
 from app.tools.files import ReadFile
 from app.tools.threads import DaemonThreads
+from tests.longer import examples
 from tests.tools.conftest import SECRET, Use
 
 
@@ -229,7 +230,7 @@ _PATHS = st.one_of(st.text(max_size=40), st.lists(_PIECES, max_size=8).map("/".j
 
 
 @pytest.mark.spec("7.3")
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=_PATHS, absolute=st.booleans())
 @example(path="../outside/secret.txt", absolute=True)
 @example(path="in.txt", absolute=True)
