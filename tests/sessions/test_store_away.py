@@ -10,7 +10,14 @@ from tests.agent.probes import Stage
 from tests.plan import ask, call, task
 from tests.sessions.asking import LOOK, moments
 from tests.sessions.writers import Wrapped
-from tests.world import WAIT_S, world
+from tests.world import WAIT_S, World, world
+
+
+async def filled(w: World, more_than: int = 0) -> None:
+    """Wait until so many bytes wait to be stored."""
+    async with asyncio.timeout(WAIT_S):
+        while w.journal.waiting_bytes <= more_than:
+            await asyncio.sleep(0)
 
 
 @pytest.mark.spec("12.3", "11.2")
@@ -38,9 +45,7 @@ async def test_no_model_is_asked_before_the_log_says_that_it_is(tmp_path: Path) 
         asked = len(w.requests)
         held.writer.gate.clear()
         stage.open("x")
-        async with asyncio.timeout(WAIT_S):
-            while not w.journal.waiting_bytes:
-                await asyncio.sleep(0)
+        await filled(w)
         await moments(200)
         assert len(w.requests) == asked
         held.writer.gate.set()
@@ -81,9 +86,7 @@ async def test_loops_pause_at_a_step_boundary_while_too_much_waits_to_be_written
         await w.journal.flush()
         held.writer.gate.clear()
         starting = asyncio.create_task(w.turn(session, task(LOOK, LOOK, LOOK, LOOK, LOOK, "end")))
-        async with asyncio.timeout(WAIT_S):
-            while w.journal.waiting_bytes <= 2500:
-                await asyncio.sleep(0)
+        await filled(w, 2500)
         await moments(200)
         asked = len(w.requests)
         assert asked < 6, "the run did not wait"
@@ -119,9 +122,7 @@ async def test_a_run_that_waits_for_room_can_be_cancelled(tmp_path: Path, monkey
         await w.journal.flush()
         held.writer.gate.clear()
         starting = asyncio.create_task(w.turn(session, task(LOOK, LOOK, LOOK, LOOK, "end")))
-        async with asyncio.timeout(WAIT_S):
-            while w.journal.waiting_bytes <= 2500:
-                await asyncio.sleep(0)
+        await filled(w, 2500)
         await w.supervisor.cancel_session(session)
         held.writer.gate.set()
         assert (await w.finished(await starting))["status"] == "cancelled"
@@ -139,9 +140,8 @@ async def test_a_session_of_an_earlier_process_is_read_while_others_wait_to_be_s
     async with world(tmp_path, wrap=held) as w:
         held.writer.gate.clear()
         creating = asyncio.create_task(w.session())
+        await filled(w)
         async with asyncio.timeout(WAIT_S):
-            while not w.journal.waiting_bytes:
-                await asyncio.sleep(0)
             view = await w.sessions.session_stream(w.tenant, old, until_idle=True)
         assert (view.ended_seq is not None, creating.done()) == (True, False)
         held.writer.gate.set()
