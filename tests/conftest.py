@@ -3,8 +3,10 @@
 import pytest
 from hypothesis import settings
 
+from tests.compiled import share
 from tests.longer import LONG
 
+share()
 settings.register_profile("short", max_examples=25)
 if not LONG:  # where a test does not say how often itself
     settings.load_profile("short")

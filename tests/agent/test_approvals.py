@@ -40,7 +40,7 @@ async def opened(approvals: Approvals) -> str:
     """The id of the one open question."""
     async with asyncio.timeout(WAIT_S):
         while not approvals.pending("default"):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
     return approvals.pending("default")[0].id
 
 

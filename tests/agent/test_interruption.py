@@ -51,7 +51,7 @@ class Deaf:
         async with asyncio.timeout(WAIT_S):
             await self.ended.wait()
             while left_behind():
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
 
 
 async def goes_on(w: World, session: str) -> None:

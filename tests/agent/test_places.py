@@ -185,7 +185,9 @@ async def answered(w: World, session_id: str, chance: random.Random) -> None:
         for _ in range(chance.randrange(12)):
             await asyncio.sleep(0)
         waiting = w.asking.approvals.pending(w.tenant, session_id)
-        if waiting:
+        if not waiting:
+            await asyncio.sleep(0.001)
+        else:
             kind = chance.choice([AnswerKind.ALLOW_ONCE, AnswerKind.ALLOW_ONCE, AnswerKind.DENY])
             w.asking.approvals.answer(w.tenant, chance.choice(waiting).id, Answer(kind=kind))
 

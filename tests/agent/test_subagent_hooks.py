@@ -403,7 +403,7 @@ async def test_a_run_that_is_cancelled_while_its_answer_is_judged_tells_each_hoo
         cancelling = asyncio.create_task(w.sessions.cancel(w.tenant, run.id))
         async with asyncio.timeout(WAIT_S):
             while not diary.at(HookPoint.SUBAGENT_STOP):
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
         assert slowly == [], "who is slow keeps nobody from being told"
         may_answer.set()
         await cancelling

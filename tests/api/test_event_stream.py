@@ -41,7 +41,7 @@ class Connection:
         """Wait until so many messages were sent."""
         async with asyncio.timeout(WAIT_S):
             while len(self.sent) < count:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
 
     def stream(self, error: Exception | None = None, ping: float = 60) -> EventStream:
         return EventStream(self.frames(error), ping=ping, sep="\n", send_timeout=30)

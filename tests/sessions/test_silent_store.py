@@ -36,7 +36,7 @@ async def test_a_store_that_is_silent_is_told_as_a_problem_before_it_fails(
         talk.record()
         async with asyncio.timeout(WAIT_S):
             while room.journal.problem is None:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
         told: str | None = room.journal.problem
         assert told is not None
         assert told.startswith("the store has not answered for")

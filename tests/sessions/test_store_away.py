@@ -106,7 +106,7 @@ async def test_a_run_is_stopped_at_once_while_the_store_is_away_and_answered_whe
         cancelling = asyncio.create_task(w.sessions.cancel(w.tenant, run.id))
         async with asyncio.timeout(WAIT_S):
             while w.supervisor.in_flight:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
         assert stage.diary == ["+x", "!x"]
         assert not cancelling.done(), "what is answered must be stored"
         held.writer.gate.set()

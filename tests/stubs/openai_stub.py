@@ -10,6 +10,7 @@ also a check of pairing. Use:
 """
 
 import asyncio
+import functools
 import json
 import re
 from collections import deque
@@ -44,7 +45,7 @@ class Request:
     raw: bytes
     connection: int
 
-    @property
+    @functools.cached_property  # tests look through all requests again and again
     def body(self) -> dict[str, Any]:
         """The JSON of it."""
         value: dict[str, Any] = json.loads(self.raw)

@@ -1,7 +1,7 @@
-"""An MCP server with the SDK, good and bad on demand: run as a program, over stdio or, with a port, over HTTP.
+"""An MCP server with the SDK, good and bad on demand: over stdio or, with a port, over HTTP. `mcp_program.py` runs it.
 
-`MCP_TEST` names a folder: `mode` in it says what is wrong (`hang`, `garbage`, `die`), `added`, `changed` and `writes`
-which tools there are, `calls` gets a line for each call. A call of `crash` ends the process.
+`MCP_TEST` names a folder: `mode` in it says what is wrong (`hang`, `die`, `garbage`, `old`), `added`, `changed` and
+`writes` which tools there are, `calls` gets a line for each call. A call of `crash` ends the process.
 """
 
 import asyncio
@@ -107,16 +107,8 @@ def _answer(name: str, text: str) -> types.CallToolResult:
 
 
 def main() -> None:
-    """Serve, or do what is wrong."""
-    (FOLDER / "pid.new").write_text(str(os.getpid()))
-    (FOLDER / "pid.new").replace(FOLDER / "pid")  # whoever reads it finds a number
-    _note("started")
+    """Serve, or talk nonsense before that."""
     mode = (FOLDER / "mode").read_text() if _has("mode") else ""
-    if mode == "hang":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.pause()
-    if mode == "die":
-        sys.exit("nothing works")
     if mode == "garbage":
         sys.stdout.write("Welcome to the server!\n{\n\n")
         sys.stdout.flush()
@@ -141,7 +133,3 @@ async def _over_stdio(server: Any, *, old: bool) -> None:
             await serve_loop(server, reading, writing, lifespan_state={}, init_options=options)
         else:
             await server.run(reading, writing, options)
-
-
-if __name__ == "__main__":
-    main()

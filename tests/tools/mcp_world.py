@@ -19,7 +19,7 @@ from tests.processes import until
 from tests.service import ROOT
 
 WAIT_S = 20.0
-PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
+PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
 
 
 class Standing:

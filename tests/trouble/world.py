@@ -213,11 +213,12 @@ async def _look_at_the_file(scene: Scene, plan: Plan) -> None:
     scene.report.figures["waits to be stored"] = f"{float(sizes[-1].split()[-1]) / 2**20:.1f} MiB"
     shown = [(seen.session_id, number) for seen in load.seen for number in list(seen.events)]
     scene.report.figures["events shown before the end, looked for in the file"] = len(shown)
-    missing = await asyncio.to_thread(_missing, scene.server.database, shown)
-    scene.report.need(not missing, f"{len(missing)} events were shown and are not stored: {missing[:3]}")
+    lost = await asyncio.to_thread(missing, scene.server.database, shown)
+    scene.report.need(not lost, f"{len(lost)} events were shown and are not stored: {lost[:3]}")
 
 
-def _missing(path: Path, shown: list[tuple[str, int]]) -> list[tuple[str, int]]:
+def missing(path: Path, shown: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Which of these events, by session and number, are not in a file that another process writes."""
     connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
     try:
         wanted = "SELECT 1 FROM events WHERE tenant_id = 'default' AND session_id = ? AND seq = ?"
