@@ -3,9 +3,9 @@
 # and checked against the hashes of the lock files. ARGS="…" is handed to pytest, serve, demo and bench.
 
 PYTHON ?= python3
-# Processes that share the test files; tests wait more than they compute, so it is one more than cores. One file always
+# Processes that share the test files; tests wait more than they compute, so there are two for each core of two. One file always
 # stays in one process.
-WORKERS ?= 3
+WORKERS ?= 4
 ARGS ?=
 # The resolver behind `make lock`. It is not part of the project's environment.
 UV_VERSION := 0.13.9

@@ -32,6 +32,6 @@ def share() -> None:
 
     def made(engine: Engine, *arguments: Any, **named: Any) -> None:
         make(engine, *arguments, **named)
-        engine._compiled_cache = statements  # type: ignore[assignment]  # noqa: SLF001  it has no other way in
+        engine._compiled_cache = statements  # type: ignore[assignment]
 
     Engine.__init__ = made  # type: ignore[method-assign]

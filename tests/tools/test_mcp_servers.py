@@ -18,8 +18,21 @@ from tests.tools.mcp_world import WAIT_S, alive, config, standing
 pytestmark = pytest.mark.slow
 
 
+BOTH = pytest.mark.parametrize("with_sdk", [False, True])
+
+
+def made(folder: Path, *, with_sdk: bool) -> None:
+    """Whether the server is the one with the SDK, or the one that is written by hand."""
+    if with_sdk:
+        (folder / "sdk").touch()
+
+
 @pytest.mark.spec("7.7")
-async def test_a_servers_tools_lie_on_the_shelf_and_can_be_called(tmp_path: Path, context: ToolContext) -> None:
+@BOTH
+async def test_a_servers_tools_lie_on_the_shelf_and_can_be_called(
+    tmp_path: Path, context: ToolContext, with_sdk: bool
+) -> None:
+    made(tmp_path, with_sdk=with_sdk)
     async with standing(tmp_path) as ours:
         assert ours.owner.state is State.UP
         said = await ours.call("echo", context, text="hello")
@@ -57,7 +70,11 @@ async def test_of_an_allow_list_only_its_tools_are_offered(tmp_path: Path) -> No
         assert set(ours.shelf) == {"mcp__ours__echo", "mcp__ours__fail"}
 
 
-async def test_errors_images_and_lying_results_become_text(tmp_path: Path, context: ToolContext) -> None:
+@BOTH
+async def test_errors_images_and_lying_results_become_text(
+    tmp_path: Path, context: ToolContext, with_sdk: bool
+) -> None:
+    made(tmp_path, with_sdk=with_sdk)
     async with standing(tmp_path) as ours:
         failed = await ours.call("fail", context, text="no such file")
         assert (failed.content, failed.is_error, failed.status) == ("no such file", True, "error")
@@ -67,16 +84,20 @@ async def test_errors_images_and_lying_results_become_text(tmp_path: Path, conte
 
 
 @pytest.mark.spec("11.4")
-async def test_progress_is_shown_while_the_call_runs(tmp_path: Path, context: ToolContext) -> None:
+@BOTH
+async def test_progress_is_shown_while_the_call_runs(tmp_path: Path, context: ToolContext, with_sdk: bool) -> None:
+    made(tmp_path, with_sdk=with_sdk)
     async with standing(tmp_path) as ours:
         await ours.call("count", context)
         assert ours.shown[0] == "1/3 step 1\n"
         assert ours.shown[-1] == "3/3 step 3\n"
 
 
+@BOTH
 async def test_a_cancelled_call_is_cancelled_at_the_server_and_others_go_on(
-    tmp_path: Path, context: ToolContext
+    tmp_path: Path, context: ToolContext, with_sdk: bool
 ) -> None:
+    made(tmp_path, with_sdk=with_sdk)
     async with standing(tmp_path) as ours:
         slow = asyncio.create_task(ours.call("slow", context))
         await ours.until(lambda: "slow " in ours.calls())
@@ -203,10 +224,12 @@ async def test_a_server_gets_no_variable_that_was_not_named(
 
 
 @pytest.mark.spec("7.7")
+@BOTH
 @pytest.mark.parametrize("mode", ["", "old"])  # both eras of the protocol
 async def test_a_tool_that_changes_or_comes_later_is_asked_about(
-    tmp_path: Path, context: ToolContext, mode: str
+    tmp_path: Path, context: ToolContext, mode: str, with_sdk: bool
 ) -> None:
+    made(tmp_path, with_sdk=with_sdk)
     (tmp_path / "mode").write_text(mode)
     async with standing(tmp_path) as ours:
         before = ours.tool("echo")
