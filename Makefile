@@ -3,8 +3,7 @@
 # and checked against the hashes of the lock files. ARGS="…" is handed to pytest, serve, demo and bench.
 
 PYTHON ?= python3
-# Processes that share the test files; tests wait more than they compute, so there are two for each core of two. One file always
-# stays in one process.
+# Processes that share the test files, two for each of two cores: tests also wait. One file always stays in one process.
 WORKERS ?= 4
 ARGS ?=
 # The resolver behind `make lock`. It is not part of the project's environment.
