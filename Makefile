@@ -110,13 +110,19 @@ format: $(STAMPS)/dev-checkout
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: $(STAMPS)/dev-checkout
+# The assertions in all test files, rewritten once and by two processes; without it each process of the tests does it for
+# all of them. What goes wrong here is said by the tests.
+$(STAMPS)/rewritten: $(STAMPS)/dev-checkout
+	@find tests -name 'test_*.py' | sort | xargs -n 150 -P 2 \
+		env PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q --collect-only >/dev/null 2>&1; touch $@
+
+test: $(STAMPS)/rewritten
 	$(compile_checkout)
 	$(PYTEST)
 
 # ── use ──────────────────────────────────────────────────────────────────────────────────────────
 
-test-long: $(STAMPS)/dev-checkout
+test-long: $(STAMPS)/rewritten
 	$(compile_checkout)
 	SUBAGENTD_TEST_LONG=1 $(PYTEST)
 

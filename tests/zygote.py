@@ -23,9 +23,10 @@ def main() -> None:
     """Answer requests until the other side is gone."""
     import app.cli.serving
     import app.main  # noqa: F401
+    from app.masking.masker import ValueMasker
     from app.masking.shapes import patterns_of
 
-    patterns_of()  # which keeps what it has compiled
+    ValueMasker(patterns=patterns_of())  # both keep what they have compiled and found out
     gc.collect()
     gc.freeze()  # what is there stays for good: no server has to look through it when it starts
     with socket.socket(fileno=0) as line:
