@@ -19,6 +19,7 @@ from app.store.failures import Unreadable, is_damage, is_transient, reason, tran
 from app.store.guard import Guard
 from app.store.projection import Key, Projection, Row, blank_session, erases
 from app.store.pruning import prune
+from app.store.scrubbing import Scrubber
 from app.store.statements import has_write, is_stored, load_head, store_rows, store_write
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class SqlWriter:
         self._audit_key = audit_key
         self._heads = Heads(heads)
         self._connection: Connection | None = None
+        self._scrubber = Scrubber()
         self._staged: dict[Key, Head] = {}  # heads that the open transaction leads to
         # Of the batch that is not answered yet, and comes again as a whole until it is:
         self._doubtful = False  # some of it may be in the store already
@@ -107,6 +109,7 @@ class SqlWriter:
                 raise transient(problem, "the store takes no writes at the moment") from problem
             raise
         self._heads.keep(self._staged)
+        self._scrubber.after(connection)
         return result
 
     def _drop(self) -> None:
@@ -152,6 +155,8 @@ class SqlWriter:
         for (tenant, session_id), head in heads.items():
             rows.change_session(tenant, session_id, self._head_columns(head))
         store_rows(connection, rows, event_rows)
+        if rows.erased:
+            self._scrubber.mark()
         for write in also:
             store_write(connection, write)
         self._staged.update(heads)
@@ -171,7 +176,11 @@ class SqlWriter:
         if not (isinstance(next_seq, int) and next_seq > 0 and isinstance(last_hash, bytes)):
             raise Unreadable(f"the row of session {key[1]} does not say where its log ends")
         head = Head(next_seq, last_hash)
-        if self._audit_key is None or is_seal(mac, seal(self._audit_key, head)):
+        if self._audit_key is None:
+            if mac is not None:
+                log.error("the head of session %s has a seal and gets none from here on: no audit.key is set", key[1])
+            return head
+        if is_seal(mac, seal(self._audit_key, head)):
             return head
         log.error("the head of session %s has no seal of this audit.key, and gets none from here on", key[1])
         return head._replace(sealed=False)
@@ -192,7 +201,10 @@ class SqlWriter:
     def _store_lone(self, connection: Connection, write: Write) -> None:
         if write.table == "checkpoints":
             prune(connection, write.values, self._audit_key)
+            self._scrubber.mark()
             return
+        if write.table == "text_index" and "forget" in write.values:
+            self._scrubber.mark()  # texts were kept until the index had forgotten them
         if self._doubtful and not write.key and has_write(connection, write):
             return  # from an earlier try
         store_write(connection, write)

@@ -54,7 +54,7 @@ async def ended(
         how, _ = await box.run_at(level, command, place, timeout_s=limit_s, output=said.extend)
     text = said.decode()
     if "fork: retry:" in text:
-        # the kernel counts the processes of a user, and other tests have many for a moment: bash tries again, and says so
+        # the kernel counts the processes of a user, and other tests have many for a moment: bash then tries again
         text = "".join(line for line in text.splitlines(keepends=True) if "fork: retry:" not in line)
     return how, text
 

@@ -63,6 +63,24 @@ async def test_the_chain_goes_on_after_a_restart_and_after_the_head_was_forgotte
 
 
 @pytest.mark.spec("12.5")
+async def test_a_service_without_the_key_says_of_each_sealed_session_that_it_takes_the_seal_off(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = Facts(), Facts()
+    store.stored(one.created(), two.created())
+    without = store.database.writer(replaced)
+    try:
+        for _ in range(2):
+            without.write([one.idle()])
+    finally:
+        without.close()
+    told = [record.message for record in caplog.records if "no audit.key is set" in record.message]
+    assert [one.session.id in line for line in told] == [True], told
+    assert (await store.row("sessions", id=one.session.id))["head_mac"] is None
+    assert (await store.row("sessions", id=two.session.id))["head_mac"] is not None
+
+
+@pytest.mark.spec("12.5")
 async def test_the_chain_holds_what_stands_in_place_of_a_bad_event(store: Store) -> None:
     facts = Facts()
     bad = facts.created()
