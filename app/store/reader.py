@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from app.sessions.ports import TransientStoreError
 from app.store.failures import Unreadable, is_damage, is_index_damage, is_transient, transient
 from app.store.guard import break_off
+from app.store.whole import at_most
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +44,12 @@ class Reader:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     async def tuples(
-        self, statement: Executable, parameters: Mapping[str, Any] | None = None
+        self, statement: Executable, parameters: Mapping[str, Any] | None = None, *, characters: int | None = None
     ) -> Sequence[Sequence[Any]]:
-        """The same, each row in the order of the columns: for who reads very many."""
-        return (await self._read(statement, parameters))[1]
+        """The same, each row in the order of the columns: for who reads very many. On SQLite only the first rows, whose
+        texts have so many `characters` together, and at least one."""
+        with at_most(characters):
+            return (await self._read(statement, parameters))[1]
 
     async def _read(self, statement: Executable, parameters: Mapping[str, Any] | None) -> Fetched:
         if parameters is not None and not all(map(can_be_stored, parameters.values())):

@@ -2,16 +2,38 @@
 
 SQLAlchemy asks the driver for a cursor, the execution, the rows and the cursor's end one after the other, and each is
 a way to the thread and back: what a read by its key costs under load is almost only that. Here the first of them
-brings everything. Knows no statement.
+brings everything, or as much as somebody asks for with `at_most`. Knows no statement.
 """
 
+import contextlib
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import aiosqlite
 
 Description = tuple[tuple[str, None, None, None, None, None, None], ...] | None
+
+
+_characters: ContextVar[int | None] = ContextVar("characters", default=None)
+
+
+@contextlib.contextmanager
+def at_most(characters: int | None) -> Iterator[None]:
+    """The statements of this task read rows until their texts are longer than this together, and at least one; what
+    comes after is not even looked at, so that no size of rows costs more memory. None: all rows."""
+    before = _characters.set(characters)
+    try:
+        yield
+    finally:
+        _characters.reset(before)
+
+
+class _Bounded(tuple[Any, ...]):
+    """Parameters of a statement of which not all rows are read."""
+
+    most: int
 
 
 class WholeResults(sqlite3.Connection):
@@ -21,9 +43,24 @@ class WholeResults(sqlite3.Connection):
         """Execute one statement; what it returns has only `fetchall`, which gives description and rows."""
         cursor = super().execute(sql, parameters)
         try:
+            if isinstance(parameters, _Bounded):
+                return _Whole(cursor.description, _some(cursor, parameters.most))
             return _Whole(cursor.description, cursor.fetchall())
         finally:
             cursor.close()
+
+
+def _some(rows: Iterable[Sequence[Any]], most: int) -> Sequence[Any]:
+    found: list[Sequence[Any]] = []
+    size = 0
+    for row in rows:
+        for value in row:
+            if value.__class__ is str:
+                size += len(value)
+        if found and size > most:
+            break
+        found.append(row)
+    return found
 
 
 class _Whole:
@@ -57,6 +94,9 @@ class WholeCursor:
 
     async def execute(self, operation: str, parameters: Any = ()) -> "WholeCursor":
         """Execute a statement and read its rows."""
+        if (most := _characters.get()) is not None:
+            parameters = _Bounded(parameters)
+            parameters.most = most
         found: Any = await self._connection.execute_fetchall(operation, parameters)
         self.description, self._rows = found
         return self

@@ -44,6 +44,30 @@ async def test_a_read_gives_names_and_rows_of_every_kind_also_without_rows_and_w
     assert [row and row["n"] for row in both] == list(range(50))
 
 
+@pytest.mark.spec("12.4")
+async def test_of_long_rows_only_as_many_are_read_as_are_asked_for(database: Database) -> None:
+    rows = text(
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 10) "
+        "SELECT x, printf('%.*c', 1000, 'é') AS t FROM n"
+    )
+    for characters, count in ((0, 1), (1000, 1), (2999, 2), (3000, 3), (10_000, 10), (99_999, 10), (None, 10)):
+        found = await database.reader.tuples(rows, characters=characters)
+        assert [row[0] for row in found] == list(range(1, count + 1)), characters
+        assert await database.reader.tuples(text("SELECT a FROM things WHERE a > 5"), characters=characters) == []
+    bounded, whole = await asyncio.gather(database.reader.tuples(rows, characters=0), database.reader.rows(rows))
+    assert (len(bounded), len(whole)) == (1, 10)
+
+
+async def test_what_comes_far_behind_the_last_row_that_is_read_is_not_even_looked_at(database: Database) -> None:
+    rows = text(
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 10) "
+        "SELECT x, printf('%.*c', 100, 'x'), CASE x WHEN 5 THEN abs(-9223372036854775803 - x) END FROM n"
+    )
+    with pytest.raises(DBAPIError, match="overflow"):
+        await database.reader.tuples(rows)
+    assert [row[0] for row in await database.reader.tuples(rows, characters=200)] == [1, 2]
+
+
 async def test_a_read_that_fails_says_why_and_the_next_one_is_answered(database: Database) -> None:
     with pytest.raises(OperationalError, match="no such table"):
         await database.reader.rows(text("SELECT * FROM missing"))
