@@ -107,4 +107,5 @@ class AuditStore(Protocol):
         """How many messages or decisions there are."""
 
     def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Exported]]:
-        """All messages in pages, each read when the one before it was taken; values in the order of `EXPORTED`."""
+        """All messages in pages, each read when the one before it was taken; values in the order of `EXPORTED`, and
+        behind them whatever else was read."""

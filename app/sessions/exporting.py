@@ -34,6 +34,7 @@ def _places(*names: str) -> tuple[int, ...]:
 
 
 _in_order = itemgetter(*_places(*COLUMNS))
+_COUNT = len(EXPORTED)
 _TIME = EXPORTED.index("ts")
 _JSON = _places("tool_calls", "metadata")
 _FLAGS = _places("is_subagent", "is_error")
@@ -57,7 +58,7 @@ def ndjson_lines(messages: Sequence[Exported]) -> bytes:
     """One JSON object a line, that of `views.message_view`."""
     lines = []
     for message in messages:
-        values = list(message)
+        values = list(message[:_COUNT])
         for place in _JSON:
             value = values[place]
             values[place] = _NULL if value is None else msgspec.Raw(value.encode())

@@ -114,19 +114,29 @@ class SqlAuditStore:
         while True:
             async with self._turn(filters):
                 asked, parameters, edge = await self._asked(messages, MESSAGE_ORDERS, tenant, filters, cursor)
-                found = await self._reader.rows(asked.sizes(), {**parameters, "limit": EXPORT_PAGE})
-                count = part_of([row["size"] for row in found], EXPORT_CHARS)
-                wanted = encode([row["row_id"] for row in found[:count]]).decode()
-                page = asked.these(EXPORTED).page()
-                rows = await self._reader.tuples(page, {**parameters, "rows": wanted, "limit": count}) if count else ()
+                rows, last = await self._part(asked, parameters)
             if rows:
                 yield rows
-            if count and (count < len(found) or count == EXPORT_PAGE):
-                cursor = asked.cursor(found[count - 1])
-            elif edge is not None:
-                cursor = asked.cursor(edge)
-            else:
+            place = last or edge
+            if place is None:
                 return
+            cursor = asked.cursor(place)
+
+    async def _part(self, asked: Question, parameters: dict[str, Any]) -> tuple[Sequence[Exported], Record | None]:
+        """Rows of an export, with the columns of their key behind `EXPORTED`, and the key of the last of them. No more
+        than `EXPORT_CHARS` of them are in memory, unless one row alone has more."""
+        given = {**parameters, "limit": EXPORT_PAGE}
+        if self._reader.dialect == "sqlite":
+            shown = (*EXPORTED, *(name for name in asked.order.key if name not in EXPORTED))
+            rows = await self._reader.tuples(replace(asked, shown=shown).page(), given, characters=EXPORT_CHARS)
+            return rows, dict(zip(shown, rows[-1], strict=True)) if rows else None
+        found = await self._reader.rows(asked.sizes(), given)
+        count = part_of([row["size"] for row in found], EXPORT_CHARS)
+        if not count:
+            return (), None
+        wanted = encode([row["row_id"] for row in found[:count]]).decode()
+        rows = await self._reader.tuples(asked.these(EXPORTED).page(), {**parameters, "rows": wanted, "limit": count})
+        return rows, found[count - 1]
 
     async def _page(
         self,
