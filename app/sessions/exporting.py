@@ -58,7 +58,8 @@ def ndjson_lines(messages: Sequence[Exported]) -> bytes:
     """One JSON object a line, that of `views.message_view`."""
     lines = []
     for message in messages:
-        values = list(message[:_COUNT])
+        values = list(message)
+        del values[_COUNT:]
         for place in _JSON:
             value = values[place]
             values[place] = _NULL if value is None else msgspec.Raw(value.encode())

@@ -27,9 +27,11 @@ from app.store.reader import Reader
 from app.store.search import TextIndex, folded
 from app.store.tables import decisions, messages
 from app.store.text_index import part_of
+from app.store.whole import Bound
 from app.wire import clean, encode
 
 EXPORT_PAGE, EXPORT_CHARS = 500, 4 << 20  # messages of a page, and of more than one
+_LONG = tuple(EXPORTED.index(name) for name in ("content", "reasoning", "tool_calls", "metadata"))
 SEARCHES = 2  # at a time: a search may read for a second, and others need some of the readers meanwhile
 LOOKED_AT = 5_000  # rows that may not fit, for a page: about 10 ms; for a count twice as many
 _EACH_ROLE = ("role", tuple(role.value for role in Role))
@@ -128,7 +130,9 @@ class SqlAuditStore:
         given = {**parameters, "limit": EXPORT_PAGE}
         if self._reader.dialect == "sqlite":
             shown = (*EXPORTED, *(name for name in asked.order.key if name not in EXPORTED))
-            rows = await self._reader.tuples(replace(asked, shown=shown).page(), given, characters=EXPORT_CHARS)
+            rows = await self._reader.tuples(
+                replace(asked, shown=shown).page(), given, bound=Bound(EXPORT_CHARS, _LONG)
+            )
             return rows, dict(zip(shown, rows[-1], strict=True)) if rows else None
         found = await self._reader.rows(asked.sizes(), given)
         count = part_of([row["size"] for row in found], EXPORT_CHARS)

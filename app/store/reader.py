@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from app.sessions.ports import TransientStoreError
 from app.store.failures import Unreadable, is_damage, is_index_damage, is_transient, transient
 from app.store.guard import break_off
-from app.store.whole import at_most
+from app.store.whole import Bound, at_most
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +44,10 @@ class Reader:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     async def tuples(
-        self, statement: Executable, parameters: Mapping[str, Any] | None = None, *, characters: int | None = None
+        self, statement: Executable, parameters: Mapping[str, Any] | None = None, *, bound: Bound | None = None
     ) -> Sequence[Sequence[Any]]:
-        """The same, each row in the order of the columns: for who reads very many. On SQLite only the first rows, whose
-        texts have so many `characters` together, and at least one."""
-        with at_most(characters):
+        """The same, each row in the order of the columns: for who reads very many. `bound`: the first; on SQLite."""
+        with at_most(bound):
             return (await self._read(statement, parameters))[1]
 
     async def _read(self, statement: Executable, parameters: Mapping[str, Any] | None) -> Fetched:

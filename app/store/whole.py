@@ -9,31 +9,38 @@ import contextlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiosqlite
 
 Description = tuple[tuple[str, None, None, None, None, None, None], ...] | None
 
 
-_characters: ContextVar[int | None] = ContextVar("characters", default=None)
+class Bound(NamedTuple):
+    """Rows are read until their texts have more `characters` together, and at least one; what comes after is not even
+    looked at, so that no size of rows costs more memory. `places`: of the columns with long texts."""
+
+    characters: int
+    places: Sequence[int]
+
+
+_bound: ContextVar[Bound | None] = ContextVar("bound", default=None)
 
 
 @contextlib.contextmanager
-def at_most(characters: int | None) -> Iterator[None]:
-    """The statements of this task read rows until their texts are longer than this together, and at least one; what
-    comes after is not even looked at, so that no size of rows costs more memory. None: all rows."""
-    before = _characters.set(characters)
+def at_most(bound: Bound | None) -> Iterator[None]:
+    """The statements of this task read no more than this. None: all rows."""
+    before = _bound.set(bound)
     try:
         yield
     finally:
-        _characters.reset(before)
+        _bound.reset(before)
 
 
 class _Bounded(tuple[Any, ...]):
     """Parameters of a statement of which not all rows are read."""
 
-    most: int
+    bound: Bound
 
 
 class WholeResults(sqlite3.Connection):
@@ -44,20 +51,20 @@ class WholeResults(sqlite3.Connection):
         cursor = super().execute(sql, parameters)
         try:
             if isinstance(parameters, _Bounded):
-                return _Whole(cursor.description, _some(cursor, parameters.most))
+                return _Whole(cursor.description, _some(cursor, parameters.bound))
             return _Whole(cursor.description, cursor.fetchall())
         finally:
             cursor.close()
 
 
-def _some(rows: Iterable[Sequence[Any]], most: int) -> Sequence[Any]:
+def _some(rows: Iterable[Sequence[Any]], bound: Bound) -> Sequence[Any]:
     found: list[Sequence[Any]] = []
     size = 0
     for row in rows:
-        for value in row:
-            if value.__class__ is str:
-                size += len(value)
-        if found and size > most:
+        for place in bound.places:
+            if row[place]:
+                size += len(row[place])
+        if found and size > bound.characters:
             break
         found.append(row)
     return found
@@ -94,9 +101,9 @@ class WholeCursor:
 
     async def execute(self, operation: str, parameters: Any = ()) -> "WholeCursor":
         """Execute a statement and read its rows."""
-        if (most := _characters.get()) is not None:
+        if (bound := _bound.get()) is not None:
             parameters = _Bounded(parameters)
-            parameters.most = most
+            parameters.bound = bound
         found: Any = await self._connection.execute_fetchall(operation, parameters)
         self.description, self._rows = found
         return self

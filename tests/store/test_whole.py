@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from app.sessions.ports import TransientStoreError
 from app.store.database import Database
+from app.store.whole import Bound
 
 
 @pytest.fixture
@@ -50,11 +51,13 @@ async def test_of_long_rows_only_as_many_are_read_as_are_asked_for(database: Dat
         "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 10) "
         "SELECT x, printf('%.*c', 1000, 'é') AS t FROM n"
     )
-    for characters, count in ((0, 1), (1000, 1), (2999, 2), (3000, 3), (10_000, 10), (99_999, 10), (None, 10)):
-        found = await database.reader.tuples(rows, characters=characters)
+    for characters, count in ((0, 1), (1000, 1), (2999, 2), (3000, 3), (10_000, 10), (99_999, 10)):
+        found = await database.reader.tuples(rows, bound=Bound(characters, [1]))
         assert [row[0] for row in found] == list(range(1, count + 1)), characters
-        assert await database.reader.tuples(text("SELECT a FROM things WHERE a > 5"), characters=characters) == []
-    bounded, whole = await asyncio.gather(database.reader.tuples(rows, characters=0), database.reader.rows(rows))
+    assert await database.reader.tuples(text("SELECT a, b FROM things WHERE a > 5"), bound=Bound(0, [1])) == []
+    assert len(await database.reader.tuples(text("SELECT a, b FROM things"), bound=Bound(4, [1]))) == 2, "one is NULL"
+    only_one = database.reader.tuples(rows, bound=Bound(0, [1]))
+    bounded, whole = await asyncio.gather(only_one, database.reader.rows(rows))
     assert (len(bounded), len(whole)) == (1, 10)
 
 
@@ -65,7 +68,7 @@ async def test_what_comes_far_behind_the_last_row_that_is_read_is_not_even_looke
     )
     with pytest.raises(DBAPIError, match="overflow"):
         await database.reader.tuples(rows)
-    assert [row[0] for row in await database.reader.tuples(rows, characters=200)] == [1, 2]
+    assert [row[0] for row in await database.reader.tuples(rows, bound=Bound(200, [1]))] == [1, 2]
 
 
 async def test_a_read_that_fails_says_why_and_the_next_one_is_answered(database: Database) -> None:
