@@ -151,7 +151,7 @@ class Client:
                     await self._settle(decide(frame.data["data"]), frame.data["data"]["approval_id"])
 
     async def _followed(self, path: str, after: int, query: Mapping[str, Any]) -> AsyncGenerator[Received, None]:
-        place = Place(path, after, until_idle=query.get("until") == "idle")
+        place = Place(path, after)
         pauses = Pauses(self._reconnect_s, self._patience_s)
         while True:
             try:

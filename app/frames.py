@@ -112,13 +112,12 @@ class FrameParser:
 
 
 class Place:
-    """How far a reader of a view is. `cursor` is the last id that it has, `ended` whether the last event is the one
-    that ends the view, `told` whether the server said that it closes the connection before the view has ended."""
+    """How far a reader of a view is. `cursor` is the last id that it has, `ended` whether the last event is one behind
+    which the view has none, `told` whether the server said that it closes the connection before the view has ended."""
 
-    def __init__(self, path: str, after: int, *, until_idle: bool = False) -> None:
+    def __init__(self, path: str, after: int) -> None:
         self.cursor = after
         self.ended = self.told = False
-        self._until_idle = until_idle
         _, _, self._kind, self._id, *_ = [*path.split("/"), "", "", "", ""]
 
     def take(self, frame: Received) -> bool:
@@ -143,7 +142,8 @@ class Place:
             return frame.type in FINAL_TYPES and frame.data.get("run_id") == self._id
         if self._kind == "delegations":
             return frame.type == "handoff.end" and frame.data["data"].get("handoff_id") == self._id
-        return frame.type == "session.closed" or (self._until_idle and frame.type == "session.idle")
+        # An idle is the end only when nothing came since, which the next connection is told by 204.
+        return frame.type == "session.closed"
 
 
 Key = tuple[int, int, str, str | None]  # run, step, delta type, call

@@ -181,7 +181,8 @@ async def events(request: Request, asked: Asked, view: View, look: Look) -> Resp
     over = view.ended_seq is not None and look.after >= view.ended_seq
     if over:
         head = await asked.services.feed.head(view)
-        over = look.after <= head  # a cursor of another database: the stream says so and begins anew
+        # A new title may stand behind the last idle. A cursor of another database: the stream says so and begins anew.
+        over = look.after == head if view.until_idle else look.after <= head
     if not over and (look.after or view.ended_seq is not None):
         await _kept(asked, view, look.after)
     if wants_stream(request, default=True):

@@ -57,6 +57,9 @@ class View:
         return self.deltas and (self.types is None or any(not KINDS[kind].durable for kind in self.types))
 
 
+_STARTS_NOTHING = ("session.updated", "notice")  # a new title; that a task ended, which the next turn is told
+
+
 @dataclass(slots=True)
 class _Eye:
     """One view being followed: what it lets through, how far it is, and whether it has ended."""
@@ -68,8 +71,16 @@ class _Eye:
     head: int = 0  # the last event when the view was looked up
     oldest: int = 0  # the first event that is kept, when others should have come before it; 0: nothing is missing
     ended: bool = False
-    idle: bool = False  # nothing was started since the last `session.idle`
+    idle: bool = False  # nothing was started since the last `session.idle`; so it is where a cursor stands behind it
     bounded: bool = False  # a page has looked at so many events that it goes no further
+
+    @classmethod
+    def of(cls, view: View, after: int) -> "_Eye":
+        """Of somebody who has everything up to event `after`."""
+        cursor = max(after, view.begins)
+        eye = cls(view, cursor, after, None if view.paths is None else set(view.paths))
+        eye.idle = view.until_idle and view.ended_seq is not None and cursor >= view.ended_seq
+        return eye
 
     def sees(self, kind: str, run: int, depth: int, path: tuple[int, ...]) -> bool:
         """Whether the filters let an event through."""
@@ -89,7 +100,7 @@ class _Eye:
             return kind in FINAL_TYPES and run_id == view.run_id
         if view.handoff_id is not None:
             return kind == "handoff.end" and decode(data).get("handoff_id") == view.handoff_id
-        if kind != "session.updated":  # a new title starts nothing
+        if kind not in _STARTS_NOTHING:
             self.idle = kind == "session.idle"
         return kind == "session.closed" or (view.until_idle and self.idle and last)
 
@@ -187,7 +198,7 @@ class EventFeed:
 
     async def follow(self, view: View, after: int, owner: str = "") -> AsyncGenerator[bytes, None]:
         """Frames after event `after`, joined as they come, until the view ends or the server closes it."""
-        eye = _Eye(view, max(after, view.begins), after, None if view.paths is None else set(view.paths))
+        eye = _Eye.of(view, after)
         opening = b"retry: %d\n\n" % RETRY_MS
         reader: Subscription | None = None
         while not eye.ended:
@@ -378,7 +389,7 @@ class EventFeed:
         `gone` is done: nobody waits any more. `next` is the number to go on after, None once the view has ended;
         `oldest` the first event that is kept, when others should have come before; `bounded`: so many events were
         looked at that others are left for the next page."""
-        eye = _Eye(view, max(after, view.begins), after, None if view.paths is None else set(view.paths))
+        eye = _Eye.of(view, after)
         reader = self._enter(view, owner)
         if gone is not None:
             gone.add_done_callback(lambda _: reader.end("gone"))

@@ -257,13 +257,13 @@ class Recovery:
     async def _end(self, left: Left) -> None:
         """Close everything that a session has open."""
         await self._close(left)
-        if left.worked:
-            self._journal.record(left.scope, events.SESSION_IDLE, SessionIdle())
         if self.tell is not None:
             try:
                 await self.tell(left)
             except (SubagentdError, ValueError) as error:
                 log.warning("session %s: the ends of its tasks are not told of: %s", left.session_id, error)
+        if left.worked:
+            self._journal.record(left.scope, events.SESSION_IDLE, SessionIdle())
         self._journal.release(left.session_id)
 
     async def _close(self, left: Left) -> None:
