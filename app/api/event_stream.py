@@ -4,6 +4,7 @@ Knows neither events nor who asks. Exports go the same way, without pings.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 import struct
@@ -159,8 +160,11 @@ def _cut(receive: Receive, watch: asyncio.Task[None]) -> None:
     transport: Any = getattr(getattr(receive, "__self__", None), "transport", None)
     if transport is not None:
         raw = transport.get_extra_info("socket")
-        if raw is not None:  # a reset: else the kernel keeps for minutes what was not sent
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
-        transport.abort()  # the server then tells that the client is gone
-    else:
-        watch.cancel()
+        if raw is not None and raw.fileno() >= 0:  # a reset: else the kernel keeps for minutes what was not sent
+            with contextlib.suppress(OSError):  # it is gone already
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+        told = not transport.is_closing()  # by the server, that the client is gone
+        transport.abort()
+        if told:
+            return
+    watch.cancel()

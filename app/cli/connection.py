@@ -1,19 +1,24 @@
 """One connection of a client, as uvicorn parses it, with bounds on what is taken before an answer begins: a head has a
 size and a time, a body a time. Without them a server keeps whatever somebody begins to send, for ever.
 
-Also: what is no HTTP gets a problem (RFC 9457) like every other error. Knows neither routes nor settings.
+Also: every request on a line that is gone hears of it, not only the last one that came; and what is no HTTP gets a
+problem (RFC 9457) like every other error. Knows neither routes nor settings.
 """
 
 import asyncio
+import select
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.api.errors import Kind, problem
 
 MAX_HEAD_BYTES = 64 << 10  # several times what browsers and proxies send with all their cookies
+LOOK_EVERY_S = 0.25  # while nothing is read from a client; it is gone within a second for everybody
+_LEFT = getattr(select, "POLLRDHUP", 0)  # its end was closed, whatever still lies before that; errors come unasked
 _MALFORMED = Kind(400, "bad-request", "The request was not understood")
 _SLOW = Kind(408, "too-slow", "The request did not come in time")
 _LARGE = Kind(431, "head-too-large", "The head of the request is too large")
@@ -45,6 +50,8 @@ class Connection(HttpToolsProtocol):
         self._timed: _Part | None = None  # what the timer was set for; None: for what came before
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._current: RequestResponseCycle | None = None  # what is answered; those behind it wait in the pipeline
+        self._watch: asyncio.TimerHandle | None = None
 
     # ── what the transport tells ────────────────────────────────────────────────────────────────────────────────
 
@@ -56,13 +63,22 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._time(_Part.NOTHING)
+        if self._watch is not None:
+            self._watch.cancel()
+        self._tell()
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """It will send nothing more, which is how a client leaves: the transport closes behind what is written."""
+        self._tell()
 
     def data_received(self, data: bytes) -> None:
         """Something came."""
         super().data_received(data)
         if self.transport.is_closing():
             return
+        if self.pipeline and self._watch is None:
+            self._look()
         if self._part is _Part.HEAD:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -96,6 +112,10 @@ class Connection(HttpToolsProtocol):
         self._part = _Part.NOTHING
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._current = cycle
+        super()._start_asgi_task(cycle, app)
+
     def _answering(self) -> bool:
         """Whether a request waits for its answer, or for the rest of that."""
         cycle: RequestResponseCycle | None = self.cycle  # the newest; None before the first
@@ -103,6 +123,36 @@ class Connection(HttpToolsProtocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """Whoever asks for another protocol is answered in this one: nothing to warn an operator of."""
+
+    # ── a client that leaves ────────────────────────────────────────────────────────────────────────────────────
+
+    def _tell(self) -> None:
+        """Let every request of the line know that nobody is there any more. Those that wait are not begun."""
+        self.pipeline.clear()
+        for cycle in (self._current, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def _look(self) -> None:
+        """Nothing is read while requests wait behind one, so that they do not pile up; then the end of the line is not
+        read either, and has to be looked for."""
+        self._watch = None
+        if self.transport.is_closing() or not self.pipeline:
+            return
+        if self._has_left():
+            self._tell()
+            self.transport.abort()
+        else:
+            self._watch = self.loop.call_later(LOOK_EVERY_S, self._look)
+
+    def _has_left(self) -> bool:
+        raw = self.transport.get_extra_info("socket")
+        if raw is None or not _LEFT:
+            return False
+        poll = select.poll()
+        poll.register(raw.fileno(), _LEFT)
+        return bool(poll.poll(0))
 
     # ── bounds ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,144 @@
+"""What every request on a line hears of it: a client that leaves is gone for all that it asked for."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+from app.cli.connection import LOOK_EVERY_S
+from tests.service import WAIT_S, Service, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SOON_S = 5.0  # for a slow machine; the next heartbeat, which would find out as well, is three times as far
+assert SOON_S > 8 * LOOK_EVERY_S
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+    """A server that two streams fill."""
+    folder = tmp_path_factory.mktemp("service")
+    async with serving(
+        folder, env={"SUBAGENTD_STREAM__MAX_READERS": "2", "SUBAGENTD_MODEL": "scripted:echo"}
+    ) as running:
+        yield running
+
+
+class Line:
+    """One connection, byte by byte."""
+
+    def __init__(self, url: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.host = urlsplit(url).netloc
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def to(cls, service: Service) -> "Line":
+        address = urlsplit(service.url)
+        return cls(service.url, *await asyncio.open_connection(address.hostname, address.port))
+
+    def ask(self, *heads: str, version: str = "1.1", then: bytes = b"") -> None:
+        """Send requests in one piece."""
+        texts = "".join(f"{head} HTTP/{version}\r\nHost: {self.host}\r\n\r\n" for head in heads)
+        self.writer.write(texts.encode() + then)
+
+    async def until(self, text: bytes) -> bytes:
+        """All up to this text."""
+        async with asyncio.timeout(WAIT_S):
+            return await self.reader.readuntil(text)
+
+    def leave(self, how: str) -> None:
+        """Go away, one of three ways."""
+        if how == "half":
+            self.writer.write_eof()
+            return
+        if how == "reset":
+            raw = self.writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.close()
+
+
+async def quiet_session(service: Service) -> str:
+    """The events of a session in which nothing happens."""
+    async with service.client() as client:
+        made = await client.request("POST", "/v1/sessions", {})
+    return f"/v1/sessions/{made['id']}/events"
+
+
+async def shown(service: Service, name: str) -> str:
+    """A metric's value."""
+    async with service.client() as client:
+        text = b"".join([piece async for piece in client.download("/metrics")]).decode()
+    return next(line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"subagentd_{name} "))
+
+
+async def becomes(service: Service, open_streams: int, within_s: float = SOON_S) -> None:
+    """Wait until so many streams are open."""
+    async with asyncio.timeout(within_s):
+        while float(await shown(service, "open_streams")) != open_streams:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.spec("11.5")
+@pytest.mark.case("B168")
+@pytest.mark.parametrize("how", ["close", "half", "reset"])
+@pytest.mark.parametrize("behind", ["none", "one", "later", "several", "body", "large body", "half a head"])
+async def test_who_leaves_a_stream_is_missed_at_once_whatever_was_asked_behind_it(
+    service: Service, how: str, behind: str
+) -> None:
+    path = await quiet_session(service)
+    line = await Line.to(service)
+    health = f"GET /healthz HTTP/1.1\r\nHost: {line.host}\r\n\r\n".encode()
+    post = f"POST /v1/runs HTTP/1.1\r\nHost: {line.host}\r\nContent-Type: application/json\r\n".encode()
+    text = {
+        "none": b"",
+        "one": health,
+        "later": health,
+        "several": health * 50,
+        "body": post + b'Content-Length: 13\r\n\r\n{"input":"x"}',
+        "large body": post + b"Content-Length: 900000\r\n\r\n" + b" " * 300_000,
+        "half a head": b"GET /healthz HTT",
+    }[behind]
+    line.ask(f"GET {path}", then=b"" if behind == "later" else text)
+    await line.until(b"session.created")
+    await becomes(service, 1)
+    if behind == "later":
+        line.writer.write(text)
+        await line.writer.drain()
+    line.leave(how)
+    await becomes(service, 0)
+    line.writer.close()
+
+
+@pytest.mark.spec("11.5")
+@pytest.mark.case("B168")
+async def test_clients_that_left_hold_no_place_of_others(service: Service) -> None:
+    path = await quiet_session(service)
+    for _ in range(3):
+        lines = [await Line.to(service) for _ in range(2)]
+        for line in lines:
+            line.ask(f"GET {path}", "GET /healthz")
+            await line.until(b"session.created")
+        for line in lines:
+            line.leave("close")
+        await becomes(service, 0)
+
+
+@pytest.mark.spec("11.3")
+async def test_what_was_asked_behind_a_stream_is_answered_when_that_has_ended(service: Service) -> None:
+    path = await quiet_session(service)
+    line = await Line.to(service)
+    line.ask(f"GET {path}", "GET /healthz", "GET /readyz")
+    await line.until(b"session.created")
+    async with service.client() as client:
+        await client.request("PATCH", path.removesuffix("/events"), {"closed": True})
+    text = await line.until(b"\r\n0\r\n\r\n")
+    assert b"event: session.closed" in text
+    for _ in range(2):
+        assert (await line.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        await line.until(b"}")
+    line.leave("close")
