@@ -12,7 +12,7 @@ from app.agent.errors import InvalidRequest
 from app.api.audit_query import Narrowed
 from app.api.deps import Asked
 from app.api.errors import NotAcceptable
-from app.api.event_stream import EventStream
+from app.api.event_stream import EventStream, whose
 from app.api.sse import weights
 from app.sessions.audit import MessageFilter, check_text
 from app.sessions.exporting import CSV, NDJSON, Form, head_of, lines_as
@@ -70,6 +70,7 @@ async def exported(
         media_type=_MEDIA[form],
         ping=0,
         send_timeout=request.app.state.stream.send_timeout_s,
+        about=whose(asked.caller.key_id, session_id),
     )
 
 

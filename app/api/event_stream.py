@@ -17,7 +17,7 @@ from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
 
 from app.agent.errors import Unavailable
-from app.api.middleware import HEAD
+from app.api.middleware import ENDED, HEAD
 
 log = logging.getLogger(__name__)
 
@@ -26,20 +26,45 @@ PIECE_BYTES = 256 << 10  # has the time of a send for itself: a slow client that
 AT_ONCE = struct.pack("ii", 1, 0)  # linger for 0 s
 
 
+# How a stream ended, unless it says itself why the server closed it.
+WHOLE = "ended"
+LEFT = "client_left"
+UNREAD = "not_read"
+AWAY = "unavailable"  # what it is read from
+STOPPED = "shutdown"
+FAILED = "failed"
+
+
 class EventStream(EventSourceResponse):
     """sse-starlette's response with two tasks a stream instead of five, at a fifth of the cost.
 
     The watcher of server exits is left out: the feed ends every stream itself, with a farewell. Pings and the bound
     on a blocked send need no task of their own but one timer, which looks at the clock when it fires. A client that
     does not read for `send_timeout` is cut off; that is no fault of ours and leaves no traceback.
-    `ping` 0: none, as in the middle of a file.
+    `ping` 0: none, as in the middle of a file. `about`: whose it is, for the log. `reason_of` finds the reason in the
+    frame by which the server closes a stream, the last but one; `told` hears how it ended, once.
     """
 
     _client_gone = False
+    _how: str | None = None
     _sending_since: float | None = None
     _quiet_since = 0.0
     _pinging: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
+
+    def __init__(
+        self,
+        content: AsyncGenerator[bytes],
+        *,
+        about: str = "",
+        reason_of: Callable[[bytes], str | None] | None = None,
+        told: Callable[[str], None] | None = None,
+        **named: Any,
+    ) -> None:
+        super().__init__(content, **named)
+        self._about = about
+        self._reason_of = reason_of
+        self._told = told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream until it ends or the client goes away."""
@@ -49,7 +74,14 @@ class EventStream(EventSourceResponse):
                 await self._start(send)
                 await send({"type": "http.response.body", "body": b""})
                 return
-            await self._run(frames, receive, send)
+            self._about = " ".join((scope["method"], scope.get("path", ""), self._about)).rstrip()
+            try:
+                await self._run(frames, receive, send)
+            finally:
+                if self._how is not None:
+                    scope[ENDED] = self._how
+                    if self._told is not None:
+                        self._told(self._how)
 
     async def _start(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -70,14 +102,18 @@ class EventStream(EventSourceResponse):
             await self._send_frames(first, frames, send)
         except asyncio.CancelledError:
             if not self._client_gone or task.uncancel() > 0:
+                self._how = self._how or STOPPED
                 raise  # somebody else ends this request
         except Unavailable as error:  # a clean end would say that nothing follows: cut, the client comes back
             if not started:
                 raise
-            log.warning("a stream is cut off: %s", error)
-            self._client_gone = True
+            log.warning("a stream is cut off (%s): %s", self._about, error)
+            self._client_gone, self._how = True, AWAY
             _cut(receive, watch)
             await asyncio.wait((watch,), timeout=1)
+        except Exception:
+            self._how = FAILED if started else None
+            raise
         finally:
             self._disarm()
             self._client_gone = True  # too late for the watch to end anything
@@ -88,17 +124,21 @@ class EventStream(EventSourceResponse):
         if not watch.cancelled():
             watch.exception()  # whatever became of the connection, it is over
         if not self._client_gone:
-            self._client_gone = True
+            self._client_gone, self._how = True, self._how or LEFT
             task.cancel()
 
     async def _send_frames(self, first: bytes, frames: AsyncGenerator[bytes], send: Send) -> None:
+        before = last = first
         await self._send_chunk(first, send)
         async for chunk in frames:
+            before, last = last, chunk
             await self._send_chunk(chunk, send)
+        reason = None if self._reason_of is None else self._reason_of(before)
         if self._pinging is not None:
             await asyncio.wait((self._pinging,))
         self._sending_since = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+        self._how = reason or WHOLE
 
     async def _send_chunk(self, chunk: bytes, send: Send) -> None:
         clock = asyncio.get_running_loop().time
@@ -125,7 +165,10 @@ class EventStream(EventSourceResponse):
         if self._sending_since is not None:
             rest = self._sending_since + (self.send_timeout or 0) - now
             if rest <= 0 and self.send_timeout:
-                log.info("a client did not read for %g s: its stream is cut off", self.send_timeout)
+                log.warning(
+                    "a client did not read for %g s: its stream is cut off (%s)", self.send_timeout, self._about
+                )
+                self._how = UNREAD
                 cut()
             else:
                 self._again(min(rest, self._every) if self.send_timeout else self._every, send, cut)
@@ -153,6 +196,11 @@ async def until_gone(receive: Receive) -> None:
     """Wait until the client has gone away; its request was taken as a whole."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def whose(key_id: str, session_id: str | None = None) -> str:
+    """Whose stream it is, for the log."""
+    return ", ".join(f"{name} {value}" for name, value in (("session", session_id), ("key", key_id)) if value)
 
 
 def _cut(receive: Receive, watch: asyncio.Task[None]) -> None:

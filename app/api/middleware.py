@@ -7,7 +7,6 @@ One plain ASGI layer: each further one costs every frame of every stream.
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +18,8 @@ from app.sessions.access import is_loopback
 access_log = logging.getLogger("app.access")
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # asked by probes, under whatever name
+ENDED = "subagentd.ended"  # in the scope: how a stream ended, for the access log
+CUT = "cut"  # an answer that did not come to its end
 HEAD = "subagentd.head"  # in the scope: the answer has no body, so no stream is begun
 REMEMBERED_HOSTS = 1000
 THROWN_AWAY = 16  # times the limit: so much of a body that is refused is taken, or its sender would not see why
@@ -60,8 +61,9 @@ class Guard:
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
         origin = headers.get(b"origin")
-        if self._log_access:
-            send = _logged(scope, send)
+        line = _AccessLine(scope) if self._log_access else None
+        if line is not None:
+            send = line.seeing(send)
         if origin is not None and self._is_open_for(origin):
             send = _with_cors(origin, send)
         if scope["method"] == "HEAD":
@@ -78,6 +80,9 @@ class Guard:
             await problem_of(error)(scope, receive, send)
         except Exception as error:  # noqa: BLE001  border of the service: the client gets an id, the log the rest
             await _answer_internal(error, scope, receive, send)
+        finally:
+            if line is not None:
+                line.write(scope.get(ENDED))
 
     # ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -188,19 +193,30 @@ def _with_cors(origin: bytes, send: Send) -> Send:
     return sending
 
 
-def _logged(scope: Scope, send: Send) -> Send:
-    """Write a line when the answer is complete. The query is left out: a ticket may stand in it."""
-    began = time.perf_counter()
-    status = 0
+class _AccessLine:
+    """One line of the access log. The query is left out: a ticket may stand in it."""
 
-    async def sending(message: dict[str, Any] | Message) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        await send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body"):
-            took = (time.perf_counter() - began) * 1000
-            client = (scope.get("client") or ("-",))[0]
-            access_log.info("%s %s %s %d %.1f ms", client, scope["method"], scope["path"], status, took)
+    def __init__(self, scope: Scope) -> None:
+        self._began = time.perf_counter()
+        self._client = (scope.get("client") or ("-",))[0]
+        self._asked = f"{scope['method']} {scope['path']}"
+        self._status: int | None = None
+        self._complete = False
 
-    return sending
+    def seeing(self, send: Send) -> Send:
+        """A `send` from which the line knows what was answered."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._status = message["status"]
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                self._complete = True
+
+        return sending
+
+    def write(self, ended: str | None) -> None:
+        """The request is over; `ended`: how, if it was a stream."""
+        took = (time.perf_counter() - self._began) * 1000
+        how = f" {ended or CUT}" if ended or not self._complete else ""
+        access_log.info("%s %s %s %.1f ms%s", self._client, self._asked, self._status or "-", took, how)

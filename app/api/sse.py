@@ -20,13 +20,15 @@ from app.agent.events import KINDS
 from app.api.deps import Asked
 from app.api.docs import STREAM, Responses, problems
 from app.api.errors import BadRequest, Gone, NotAcceptable
-from app.api.event_stream import EventStream, until_gone
+from app.api.event_stream import EventStream, until_gone, whose
 from app.api.pages import JSON, page_of
 from app.sessions.feed import View
+from app.wire import decode
 
 SSE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store, no-transform"}
 LAST_EVENT_ID = "Last-Event-ID"
+_CLOSING = b"event: stream.closing\ndata: "
 _CURSOR = re.compile(r"[0-9]{1,18}")
 
 
@@ -233,7 +235,15 @@ def stream(
         ping=settings.heartbeat_s,
         sep="\n",
         send_timeout=settings.send_timeout_s,
+        about=whose(caller.key_id, view.session_id),
+        reason_of=_closed_for,
+        told=services.metrics.stream_ended,
     )
+
+
+def _closed_for(frame: bytes) -> str | None:
+    """Why the server closed a stream, if this frame says that."""
+    return str(decode(frame[len(_CLOSING) :])["reason"]) if frame.startswith(_CLOSING) else None
 
 
 async def _page(request: Request, asked: Asked, view: View, look: Look) -> Response:

@@ -46,6 +46,9 @@ class MetricsReader(Protocol):
     def observe(self, events: Sequence[Event]) -> None:
         """Count events; called for every batch."""
 
+    def stream_ended(self, reason: str) -> None:
+        """Count the end of an event stream."""
+
     def text(self, gauges: Mapping[str, float]) -> bytes:
         """Everything in the format of Prometheus; `gauges` are what is measured only now."""
 

@@ -69,6 +69,7 @@ class Metrics:
         self._handoffs: Counter[str] = Counter()
         self._tool_calls: Counter[str] = Counter()
         self._webhooks: Counter[str] = Counter()
+        self._streams: Counter[str] = Counter()
         self._forced = 0
         self._durations = {"root": _Durations(), "subagent": _Durations()}
         self._registry = CollectorRegistry()
@@ -94,6 +95,10 @@ class Metrics:
     def webhook(self, outcome: str) -> None:
         """Count a try to tell somebody of the end of a run: `delivered`, `failed` or `given_up`."""
         self._webhooks[outcome] += 1
+
+    def stream_ended(self, reason: str) -> None:
+        """Count the end of an event stream: `ended`, `client_left`, `not_read`, or why the server ended it."""
+        self._streams[reason] += 1
 
     def _run_ended(self, event: Event) -> None:
         payload = event.payload
@@ -122,6 +127,7 @@ class Metrics:
         yield _counter("handoffs", "Handoffs that ended, by status.", "status", self._handoffs)
         yield _counter("tool_calls", "Results of tool calls, by status.", "status", self._tool_calls)
         yield _counter("webhooks", "Tries to deliver completion webhooks, by outcome.", "outcome", self._webhooks)
+        yield _counter("streams_ended", "Event streams that ended, by reason.", "reason", self._streams)
         tokens = {name.removesuffix("_tokens"): count for name, count in self._tokens.items()}
         yield _counter("tokens", "Tokens of ended runs; cached and reasoning are parts.", "kind", tokens)
         yield CounterMetricFamily(f"{PREFIX}_model_calls", "Model calls of ended runs.", value=self._model_calls)
