@@ -62,6 +62,7 @@ class EventStream(EventSourceResponse):
         **named: Any,
     ) -> None:
         super().__init__(content, **named)
+        del self.headers["connection"]  # whether it is kept is known to the server, which says so
         self._about = about
         self._reason_of = reason_of
         self._told = told

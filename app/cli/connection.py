@@ -7,11 +7,12 @@ problem (RFC 9457) like every other error. Knows neither routes nor settings.
 
 import asyncio
 import select
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.api.errors import Kind, problem
@@ -114,7 +115,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._current = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _answering(self) -> bool:
         """Whether a request waits for its answer, or for the rest of that."""
@@ -192,3 +193,29 @@ class Connection(HttpToolsProtocol):
         head = b"".join(b"%b: %b\r\n" % pair for pair in fields)
         self.transport.write(STATUS_LINE[kind.status] + head + b"\r\n" + bytes(answer.body))
         self.transport.close()
+
+
+class _Unchunked:
+    """The application, for a client of HTTP/1.0, which knows no chunks: a body without a length ends with the line."""
+
+    def __init__(self, app: ASGI3Application, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+        self._endless = False
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """Answer one request."""
+
+        async def sending(message: ASGISendEvent) -> None:
+            self._prepare(message)
+            await send(message)
+
+        await self._app(scope, receive, sending)
+
+    def _prepare(self, message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._endless = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if self._endless:
+                self._cycle.chunked_encoding = False
+        elif self._endless:  # uvicorn counts what was announced: each piece announces itself
+            self._cycle.expected_content_length = len(message.get("body", b""))

@@ -142,3 +142,50 @@ async def test_what_was_asked_behind_a_stream_is_answered_when_that_has_ended(se
         assert (await line.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         await line.until(b"}")
     line.leave("close")
+
+
+@pytest.mark.spec("11.3")
+async def test_a_client_of_the_first_http_gets_a_stream_without_chunks_which_ends_with_the_line(
+    service: Service,
+) -> None:
+    path = await quiet_session(service)
+    async with service.client() as client:
+        await client.request("PATCH", path.removesuffix("/events"), {"metadata": {"text": "x" * 3000}})
+        await client.request("PATCH", path.removesuffix("/events"), {"closed": True})
+    line = await Line.to(service)
+    line.ask(f"GET {path}", version="1.0")
+    head = (await line.until(b"\r\n\r\n")).lower()
+    assert b"transfer-encoding" not in head
+    assert head.count(b"\r\nconnection:") == 1
+    assert b"\r\nconnection: close\r\n" in head
+    async with asyncio.timeout(WAIT_S):
+        text = await line.reader.read()
+    assert text.startswith(b"retry: ")
+    assert b"event: session.closed\n" in text
+    assert text.endswith(b"}\n\n")
+    await becomes(service, 0)
+    line.leave("close")
+
+
+@pytest.mark.spec("14.17")
+async def test_a_client_of_the_first_http_gets_answers_with_a_length_as_they_are(service: Service) -> None:
+    line = await Line.to(service)
+    line.ask("GET /healthz", version="1.0")
+    head = (await line.until(b"\r\n\r\n")).lower()
+    assert b"content-length: " in head
+    async with asyncio.timeout(WAIT_S):
+        assert (await line.reader.read()).endswith(b"}")
+    line.leave("close")
+
+
+@pytest.mark.spec("11.3")
+@pytest.mark.parametrize("asked", ["close", "keep-alive"])
+async def test_a_stream_says_one_thing_of_its_connection(service: Service, asked: str) -> None:
+    path = await quiet_session(service)
+    line = await Line.to(service)
+    line.writer.write(f"GET {path} HTTP/1.1\r\nHost: {line.host}\r\nConnection: {asked}\r\n\r\n".encode())
+    head = (await line.until(b"\r\n\r\n")).lower()
+    assert b"transfer-encoding: chunked" in head
+    assert head.count(b"\r\nconnection:") == (asked == "close")
+    line.leave("close")
+    await becomes(service, 0)
