@@ -98,7 +98,7 @@ class EventStream(EventSourceResponse):
             first = await anext(frames, b"")
             started = True
             self._sending_since = self._quiet_since = asyncio.get_running_loop().time()
-            self._again(self._every, send, partial(_cut, receive, watch))
+            self._again(self._soon(self._every), send, partial(_cut, receive, watch))
             await self._start(send)
             await self._send_frames(first, frames, send)
         except asyncio.CancelledError:
@@ -157,6 +157,10 @@ class EventStream(EventSourceResponse):
         """How long nothing may be sent before somebody looks, in seconds."""
         return self.ping_interval or self.send_timeout or self.DEFAULT_PING_INTERVAL
 
+    def _soon(self, rest: float) -> float:
+        """When to look again, at the latest: a send that begins meanwhile is not to take longer than it may."""
+        return min(rest, self.send_timeout) if self.send_timeout else rest
+
     def _again(self, delay: float, send: Send, cut: Callable[[], None]) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay, self._look, send, cut)
 
@@ -179,7 +183,7 @@ class EventStream(EventSourceResponse):
             self._quiet_since, rest = now, self._every
             if self.ping_interval:
                 self._pinging = asyncio.create_task(self._ping_once(send), name="ping")
-        self._again(rest, send, cut)
+        self._again(self._soon(rest), send, cut)
 
     async def _ping_once(self, send: Send) -> None:
         self._sending_since = asyncio.get_running_loop().time()

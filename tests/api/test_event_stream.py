@@ -181,6 +181,34 @@ async def test_a_slow_client_gets_a_frame_that_takes_longer_than_a_send_may() ->
     assert bytes(got) == frame
 
 
+@pytest.mark.spec("11.5")
+@pytest.mark.case("B156")
+@pytest.mark.parametrize("begun", [0, 1])
+async def test_a_blocked_send_is_cut_off_in_its_time_however_seldom_pings_are(begun: int) -> None:
+    connection = Connection()
+    go_on = asyncio.Event()
+
+    async def frames() -> AsyncGenerator[bytes]:
+        yield b"id: 1\n\n"
+        await go_on.wait()
+        yield b"id: 2\n\n"
+
+    async def send(message: Any) -> None:
+        connection.sent.append(dict(message))
+        if len(connection.sent) == 2 + begun:
+            await asyncio.Event().wait()
+
+    told: list[str] = []
+    stream = EventStream(frames(), ping=600, sep="\n", send_timeout=0.1, told=told.append)
+    running = asyncio.create_task(stream(SCOPE, connection.receive, send))
+    await connection.shown(2)
+    go_on.set()
+    async with asyncio.timeout(WAIT_S):
+        await running
+    assert told == ["not_read"]
+    assert await others() == set()
+
+
 @pytest.mark.spec("12.4")
 async def test_a_file_is_sent_without_pings_however_long_nothing_comes() -> None:
     connection = Connection()
