@@ -26,11 +26,12 @@ from app.sessions.exporting import Form, head_of, lines_as
 from app.sessions.verifying import DAMAGE, FORGERY, Checked, report
 from app.sessions.views import message_view, moment
 from app.settings import Settings
+from app.store.as_stored import Damaged
 from app.store.database import Database, looking_connection
 from app.store.location import Location, locate
 from app.store.messages import SqlAuditStore
 from app.store.migrate import newest, revision
-from app.store.verifying import Chains, Damaged
+from app.store.verifying import Chains
 from app.wiring import audit_key_of
 
 PAGE = 500

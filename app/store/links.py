@@ -3,15 +3,17 @@
 import time
 from functools import lru_cache
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+
+from app.store.as_stored import UNREADABLE, shown
 
 
 class Row(NamedTuple):
     """An event as it stands in its table."""
 
-    seq: int
+    seq: Any  # nothing is trusted to be what it should; of this it makes a difference
     type: str
     run_id: str | None
     ts: int
@@ -50,6 +52,8 @@ def says_deleted(kind: str, data: bytes) -> bool:
 
 def problem_of(row: Row, number: int, previous: bytes, session_id: str) -> str | None:
     """What is wrong with the event that should be this `number`, behind one with this hash."""
+    if not isinstance(row.seq, int):
+        return f"a row with the number {shown(row.seq)} stands in its place: added, or changed"
     if row.seq != number:
         lost = f"event {number} is" if row.seq == number + 1 else f"events {number} to {row.seq - 1} are"
         return f"{lost} missing: event {row.seq} stands behind event {number - 1}"
@@ -63,10 +67,10 @@ def _changed(row: Row, previous: bytes, inner: bytes, session_id: str) -> str:
     """Which part of an event does not fit the others."""
     try:
         told = _envelopes.decode(row.envelope)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return "its envelope was changed"
     if told.id != row.seq or told.session_id != session_id:
-        other = "" if told.session_id == session_id else f" of session {told.session_id}"
+        other = "" if told.session_id == session_id else f" of session {shown(told.session_id)}"
         return f"event {told.id}{other} stands in its place: swapped, moved or changed"
     if inner == row.digest:
         return "its envelope or its hash was changed"
@@ -87,11 +91,12 @@ def _columns(row: Row, session_id: str) -> str | None:
     """Streams and filters go by columns that no hash covers: they say what the envelope says."""
     told = _envelopes.decode(row.envelope)
     if told.id != row.seq or told.session_id != session_id:
-        return f"event {told.id} of session {told.session_id} stands in its place: the service did not write this"
+        other = f"event {told.id} of session {shown(told.session_id)}"
+        return f"{other} stands in its place: the service did not write this"
     if told.type != row.type:
-        return f"its column type says {row.type!r}, its envelope {told.type!r}"
+        return f"its column type says {shown(row.type)}, its envelope {shown(told.type)}"
     if told.run_id != row.run_id:
-        return f"its column run_id says {row.run_id!r}, its envelope {told.run_id!r}"
+        return f"its column run_id says {shown(row.run_id)}, its envelope {shown(told.run_id)}"
     if told.ts != f"{_second(row.ts // 1_000_000)}.{row.ts // 1000 % 1000:03d}Z":
         return "its column ts says another time than its envelope"
     return None

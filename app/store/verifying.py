@@ -6,46 +6,49 @@ named. A page is one short statement, so that neither memory nor a transaction g
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
-from sqlalchemy import Connection, bindparam, except_, func, make_url, select, tuple_
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, bindparam, except_, exists, func, select, tuple_, union
 
-from app.agent.errors import Unavailable
-from app.sessions.ports import DAMAGED
 from app.sessions.verifying import BEGINNING, Checked, Flaw, Place
+from app.store import as_stored
+from app.store.as_stored import UNREADABLE, Damaged, number_of, shown
 from app.store.chain import Checkpoint, Head, is_seal, seal, seal_checkpoint
 from app.store.comparing import compare
-from app.store.failures import is_damage, reason, transient
 from app.store.links import GONE, UNEXPLAINED, Row, problem_of, says_deleted
 from app.store.reader import can_be_stored
-from app.store.tables import checkpoints, events, sessions
+from app.store.tables import checkpoints, decisions, events, messages, sessions, tenants
 
 PAGE = 500  # events of one statement
-_SLICE = 50  # of them in memory at once; one may have a megabyte
 _SESSIONS = 500
 
 _tenant: Any = bindparam("tenant")
 _session: Any = bindparam("session")
 _limit: Any = bindparam("limit")
-_last = (
-    select(func.max(events.c.seq))
-    .where(events.c.tenant_id == sessions.c.tenant_id, events.c.session_id == sessions.c.id)
-    .correlate(sessions)
-    .scalar_subquery()
-)
+
+
+def _lowest(*conditions: Any) -> Any:
+    """The first event of a session that satisfies conditions: one probe of an index."""
+    mine = select(func.min(events.c.seq)).where(
+        events.c.tenant_id == sessions.c.tenant_id, events.c.session_id == sessions.c.id, *conditions
+    )
+    return mine.correlate(sessions).scalar_subquery()
+
+
 _heads = select(
-    *(sessions.c[name] for name in ("tenant_id", "id", "next_seq", "head_hash", "head_mac", "erased_at")), _last
+    *(sessions.c[name] for name in ("tenant_id", "id", "next_seq", "head_hash", "head_mac", "erased_at", "closed_seq")),
+    _lowest(),
+    _lowest(events.c.seq >= sessions.c.next_seq),
 )
 _one = _heads.where(sessions.c.tenant_id == _tenant, sessions.c.id == _session)
-_in_order = _heads.order_by(sessions.c.tenant_id, sessions.c.id).limit(_limit)
-_of_all = _in_order.where(tuple_(sessions.c.tenant_id, sessions.c.id) > tuple_(_tenant, _session))
-_of_tenant = _in_order.where(sessions.c.tenant_id == _tenant, sessions.c.id > _session)
+# From a session on, this one too: those are left out that were seen. There may be ids that no parameter is like.
+_in_order = _heads.order_by(sessions.c.tenant_id, sessions.c.id).limit(_limit).offset(bindparam("seen"))
+_of_all = _in_order.where(tuple_(sessions.c.tenant_id, sessions.c.id) >= tuple_(_tenant, _session))
+_of_tenant = _in_order.where(sessions.c.tenant_id == _tenant, sessions.c.id >= _session)
 _page = (
     select(*(events.c[name] for name in ("seq", "type", "run_id", "ts", "envelope", "data", "data_digest", "hash")))
     .where(events.c.tenant_id == _tenant, events.c.session_id == _session)
@@ -62,34 +65,39 @@ _before_point = (
     .order_by(events.c.seq)
     .limit(1)
 )
-_orphans = except_(select(events.c.tenant_id, events.c.session_id), select(sessions.c.tenant_id, sessions.c.id))
+_IN_FRONT = "it stands before the checkpoint, event {}: one was changed"
+_ROWS = (messages, decisions)
 
 
-@cache
-def _spoken(dialect: str, statement: Any) -> tuple[str, Mapping[str, Any]]:
-    """A statement as text, and the parameters that it brings along: as text it gives what the driver gives, damaged or
-    not."""
-    kind: Any = make_url(f"{dialect}://").get_dialect()
-    compiled = statement.compile(dialect=kind(paramstyle="named" if dialect == "sqlite" else "pyformat"))
-    return str(compiled), compiled.params
+def _owners(*tables: Any) -> Any:
+    """Whose the rows of tables are, though there is no such session: one look through an index of each."""
+    pairs = [select(table.c.tenant_id, table.c.session_id) for table in tables]
+    found = union(*pairs).subquery()
+    return except_(select(*found.c), select(sessions.c.tenant_id, sessions.c.id))
+
+
+_of_nobody, _rows_of_nobody = _owners(events), _owners(events, *_ROWS)
+_what_there_is = select(
+    *(exists().where(table.c.tenant_id == _tenant, table.c.session_id == _session) for table in (events, *_ROWS))
+)
+_known = select(
+    *(exists().where(table.c.tenant_id == _tenant) for table in (tenants, sessions, checkpoints, events, *_ROWS))
+)
 
 
 class SessionHead(NamedTuple):
-    """The row of a session as it stands, and the number of the last event in the log at the same moment."""
+    """The row of a session as it stands, and of its events at the same moment the number of the first one and of the
+    first one behind the head. Nothing is trusted to be what it should."""
 
-    tenant: str
-    session_id: str
-    next_seq: Any  # these three are not trusted to be what they should
+    tenant: Any
+    session_id: Any
+    next_seq: Any
     hash: Any
     mac: Any
-    erased_at: int | None
-    last: int | None
-
-
-class Damaged(Unavailable):
-    """The database cannot read what it has stored."""
-
-    code = DAMAGED
+    erased_at: Any
+    closed_seq: Any
+    first: Any
+    behind: Any
 
 
 class SqlChainStore:
@@ -108,12 +116,6 @@ class SqlChainStore:
         enough = partial(_enough, stop, time.monotonic() + seconds)
         with closing(self._connect()) as connection:
             return Chains(connection, self._key).check(tenant, session_id, place, limit, enough)
-
-
-def _unreadable(problem: DBAPIError) -> Unavailable:
-    if is_damage(problem):
-        return Damaged(f"the database is damaged: {reason(problem)}")
-    return transient(problem, "the store cannot be read at the moment")
 
 
 def _enough(stop: threading.Event, until: float) -> bool:
@@ -144,25 +146,44 @@ class Chains:
         return None if head is None else self._check(head, place, limit, enough)
 
     def all(
-        self, tenant: str | None = None, by: Callable[[Sequence[SessionHead]], Iterable[Checked]] | None = None
+        self,
+        tenant: str | None = None,
+        by: Callable[[Sequence[SessionHead]], Iterable[Checked]] | None = None,
+        *,
+        rows: bool = False,
     ) -> Iterator[tuple[str, str, Checked]]:
         """Every session, of a tenant or of all: (tenant, session, what was found). Deleted ones, too; at the end those
-        that have events and no row of their own. `by` verifies a list of sessions, in their order; None: `checked`.
-        Raises `Damaged` when sessions cannot even be listed."""
-        last = (tenant or "", "")
+        that have events, with `rows` also messages or decisions, and no row of their own. `by` verifies a list of
+        sessions, in their order; None: `checked`. Raises `Damaged` when sessions cannot even be listed."""
+        place, seen = (tenant or "", ""), 0
         while True:
-            asked = {"tenant": last[0], "session": last[1], "limit": _SESSIONS}
+            asked = {"tenant": place[0], "session": place[1], "limit": _SESSIONS, "seen": seen}
             heads = [SessionHead(*row) for row in self._rows(_of_all if tenant is None else _of_tenant, asked)]
-            for head, checked in zip(heads, (by or self.checked)(heads), strict=True):
-                yield head.tenant, head.session_id, checked
+            found = by(heads) if by is not None else self.checked(heads, rows=rows)
+            for head, checked in zip(heads, found, strict=True):
+                yield _name(head.tenant), _name(head.session_id), checked
             if len(heads) < _SESSIONS:
                 break
-            last = heads[-1].tenant, heads[-1].session_id
-        for owner, session_id in self._rows(_orphans, {}):
+            seen += len(heads)
+            for number, head in enumerate(heads):
+                if _can_be_asked_for(head):
+                    place, seen = (head.tenant, head.session_id), len(heads) - number
+        for owner, session_id in self._rows(_rows_of_nobody if rows else _of_nobody, {}):
             if tenant is None or owner == tenant:
-                flaw = Flaw(id=1, problem="there are events, but the row of their session is missing")
+                flaw = _flaw(1, self._without_session(owner, session_id))
                 empty = Checked(place=BEGINNING, head=0, head_hash=b"", flaw=flaw, complete=True)
-                yield owner, session_id, empty
+                yield _name(owner), _name(session_id), empty
+
+    def knows(self, tenant: str) -> bool:
+        """Whether there is anything of a tenant."""
+        return any(*self._rows(_known, {"tenant": tenant}))
+
+    def _without_session(self, tenant: Any, session_id: Any) -> str:
+        (there,) = self._rows(_what_there_is, {"tenant": tenant, "session": session_id})
+        if there[0]:
+            return "there are events, but the row of their session is missing"
+        names = " and ".join(table.name for table, some in zip(_ROWS, there[1:], strict=True) if some)
+        return f"there are rows in {names or 'its name'}, but tenant {shown(tenant)} has no such session"
 
     def checked(self, heads: Sequence[SessionHead], *, rows: bool = False) -> Iterator[Checked]:
         """What was found of sessions, one after the other; with `rows` messages and decisions are compared as well."""
@@ -176,10 +197,8 @@ class Chains:
             return checked
         try:
             return replace(checked, flaw=compare(self._connection, tenant, session_id))
-        except DBAPIError as problem:
-            if not is_damage(problem):
-                raise _unreadable(problem) from problem
-            told = f"the log is sound, and rows that are made of it cannot be read: {reason(problem)}"
+        except Damaged as problem:
+            told = f"the log is sound, and rows that are made of it cannot be read: {problem.message}"
             return replace(checked, flaw=_flaw(checked.removed + 1, told))
 
     def _head(self, tenant: str, session_id: str) -> SessionHead | None:
@@ -187,21 +206,14 @@ class Chains:
         return SessionHead(*found[0]) if found else None
 
     def _rows(self, statement: Any, parameters: dict[str, Any]) -> Iterator[Any]:
-        text, own = _spoken(self._connection.dialect.name, statement)
-        try:
-            result = self._connection.exec_driver_sql(text, {**own, **parameters})
-            while rows := result.fetchmany(_SLICE):
-                yield from rows
-        except DBAPIError as problem:
-            raise _unreadable(problem) from problem
+        return as_stored.rows(self._connection, statement, parameters)
 
     def _check(
         self, head: SessionHead, place: Place, limit: int | None = None, enough: Callable[[], bool] = _never
     ) -> Checked:
         """Pages behind `place`. The head was read first: what is added meanwhile lies beyond it."""
-        if not (isinstance(head.next_seq, int) and isinstance(head.hash, bytes)):
-            bad = Flaw(id=1, problem="the head in the session's row cannot be read: it was damaged")
-            return Checked(place=place, head=0, head_hash=b"", flaw=bad, complete=True)
+        if (problem := _problem_of(head)) is not None:
+            return Checked(place=place, head=0, head_hash=b"", flaw=_flaw(1, problem), complete=True)
         place, removed, flaw = self._begin(head, place)
         if flaw is not None:
             return _checked(head, place, flaw, removed=removed)
@@ -232,20 +244,29 @@ class Chains:
 
     def _behind_checkpoint(self, head: SessionHead, place: Place) -> tuple[Place, int, Flaw | None]:
         mine = {"tenant": head.tenant, "session": head.session_id}
-        rows = list(self._rows(_point, mine))
-        if not rows:
-            return place, 0, None
-        *fields, mac = rows[0]
+        found = list(self._rows(_point, mine))
+        if not found:
+            return place, 0, self._before(head)
+        *fields, mac = found[0]
         kinds: tuple[type, ...] = (int, bytes, int, int)
         if not all(map(isinstance, fields, kinds)) or min(fields[0], fields[2], fields[3]) < 0:
             return place, 0, _flaw(1, "the checkpoint, where the log begins, cannot be read: it was damaged")
         point = Checkpoint(*fields)
         flaw = self._unsealed(head.session_id, point, mac)
         if flaw is None and (left := list(self._rows(_before_point, {**mine, "upto": point.upto}))):
-            flaw = _flaw(left[0][0], f"it stands before the checkpoint, event {point.upto}: one was changed")
+            flaw = _flaw(
+                number_of(left[0][0], point.upto),
+                f"it stands before the checkpoint, event {point.upto}: one was changed",
+            )
         if point.upto > place.seq:
             place = Place(seq=point.upto, hash=point.hash)
         return place, point.removed, flaw
+
+    def _before(self, head: SessionHead) -> Flaw | None:
+        """What is wrong with a log that begins before its first event."""
+        if isinstance(head.first, int | float) and head.first < 1:
+            return _flaw(number_of(head.first, 1), f"an event with the number {head.first} was added: the first is 1")
+        return None
 
     def _unsealed(self, session_id: str, point: Checkpoint, mac: Any) -> Flaw | None:
         """What is wrong with the seal of a checkpoint."""
@@ -279,7 +300,7 @@ class Chains:
                         break
                     erased = 0
                 seq, previous = row.seq, row.hash
-        except (TypeError, ValueError, msgspec.MsgspecError):
+        except UNREADABLE:
             flaw = Flaw(id=seq + 1, problem="its row cannot be read: it was damaged")
         except Damaged as problem:
             flaw = Flaw(id=seq + 1, problem=f"its row cannot be read: {problem.message}")
@@ -293,8 +314,10 @@ class Chains:
             return _flaw(place.seq + 1, f"the tail is cut: {lost} missing, the session's head is event {last}")
         if place.seq > last:
             return _flaw(last + 1, f"it was there before, and the head is event {last}: the session was set back")
-        if (head.last or 0) > last:
-            return _flaw(last + 1, f"it stands behind the head, event {last}: added, or the head was set back")
+        if head.behind is not None:
+            what = "it" if isinstance(head.behind, int) else f"an event with the number {shown(head.behind)}"
+            problem = f"{what} stands behind the head, event {last}: added, or the head was set back"
+            return _flaw(number_of(head.behind, last + 1), problem)
         if place.hash != head.hash:
             return _flaw(last, "the head in the session's row is not the hash of this event: one was changed")
         if place.erased:
@@ -306,6 +329,27 @@ class Chains:
         if not is_seal(head.mac, seal(self._key, Head(head.next_seq, head.hash))):
             return _flaw(last, "the seal of the head is not of this audit.key: forged, or sealed with another key")
         return None
+
+
+def _problem_of(head: SessionHead) -> str | None:
+    """Why there is nothing to begin with."""
+    if not (isinstance(head.tenant, str) and isinstance(head.session_id, str)):
+        return "the id in the session's row, or that of its tenant, is no text: it was damaged"
+    if not (isinstance(head.next_seq, int) and isinstance(head.hash, bytes)):
+        return "the head in the session's row cannot be read: it was damaged"
+    if head.next_seq < 2:  # the first event is written with the row
+        return f"the head in the session's row is wrong: it says that event {head.next_seq} is the next"
+    return None
+
+
+def _can_be_asked_for(head: SessionHead) -> bool:
+    """Whether its ids are what the database has, and not what is left of damaged texts."""
+    ids = head.tenant, head.session_id
+    return all(isinstance(each, str) and "\ufffd" not in each for each in ids)
+
+
+def _name(found: Any) -> str:
+    return found if isinstance(found, str) else shown(found)
 
 
 def _flaw(number: int, problem: str) -> Flaw:

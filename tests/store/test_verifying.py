@@ -16,9 +16,12 @@ from app.agent import events as kinds
 from app.agent.errors import InvalidRequest, NotFound, Unavailable
 from app.agent.events import Write
 from app.sessions.verifying import BEGINNING, Checked, Flaw, Place, Verifying, read_cursor, write_cursor
+from app.store import verifying
+from app.store.as_stored import _spoken
 from app.store.chain import Head, digest, link, seal
 from app.store.database import Database, looking_connection, writing_connection
 from app.store.location import locate, looking_at
+from app.store.tables import events
 from app.store.verifying import PAGE, Chains, SqlChainStore
 from tests.store.conftest import AUDIT_KEY, Store
 from tests.store.facts import Facts, replaced
@@ -201,6 +204,9 @@ async def test_a_changed_head_is_found(log: Log) -> None:
         ("head_hash = :value", last, "not the hash"),
         (f"next_seq = {last + 3}, head_mac = :value", last + 1, f"events {last + 1} to {last + 2} are missing"),
         (f"next_seq = {last - 1}, head_mac = :value", last - 1, "added, or the head was set back"),
+        ("next_seq = 1, head_mac = :value", 1, "the head in the session's row is wrong"),
+        ("next_seq = 0, head_mac = :value", 1, "the head in the session's row is wrong: it says that event 0"),
+        ("next_seq = -7, head_mac = :value", 1, "the head in the session's row is wrong"),
     ):
         log.spoil(f"UPDATE sessions SET {statement} WHERE id = :session", value=b"x" * 32)
         found = log.found()
@@ -269,6 +275,20 @@ async def test_data_of_another_kind_is_named_and_breaks_nothing(log: Log) -> Non
     assert log.found()[0] == 6
     log.spoil("UPDATE sessions SET next_seq = 'many' WHERE id = :session")
     assert "cannot be read" in log.found()[1]
+
+
+ADD = "INSERT INTO events ({0}) SELECT {1} FROM events WHERE session_id = :session AND seq = 5"
+
+
+@pytest.mark.spec("12.5")
+@pytest.mark.parametrize("away", [-6, -5, 4, 2**60])
+async def test_an_event_that_was_added_outside_of_the_log_is_found_by_its_own_number(log: Log, away: int) -> None:
+    names = [column.name for column in events.c]
+    seq = away + (5 if away < 0 else log.last)
+    log.spoil(ADD.format(", ".join(names), ", ".join(":seq" if name == "seq" else name for name in names)), seq=seq)
+    number, problem = log.found()
+    assert number == seq
+    assert ("stands behind the head" if away > 0 else f"an event with the number {seq} was added") in problem
 
 
 # ── deleted sessions ────────────────────────────────────────────────────────────────────────────────────────────
@@ -374,6 +394,23 @@ async def test_all_sessions_are_checked_of_one_tenant_or_of_all_and_those_withou
     log.spoil("DELETE FROM sessions WHERE id = :session")
     assert flaws(None) == {log.id: 1, log.other.session.id: None, theirs.session.id: None}
     assert flaws("zeta") == {theirs.session.id: None}
+
+
+@pytest.mark.spec("12.5")
+async def test_sessions_whose_ids_are_no_texts_are_listed_once_each_and_hide_no_others(
+    sqlite_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "_SESSIONS", 2)
+    stories = [Facts(session_id=f"ses_{number}") for number in range(9)]
+    sqlite_store.stored(*(facts.created() for facts in stories))
+    odd = {2: "X'7365735FFF' AS TEXT", 3: "X'7365735FFFFF' AS TEXT", 4: "X'7365735FFE' AS TEXT", 6: "id AS BLOB"}
+    with closing(writing_connection(sqlite_store.database.location, "OFF", 3000)) as connection, connection.begin():
+        for number, kind in odd.items():
+            connection.execute(text(f"UPDATE sessions SET id = CAST({kind}) WHERE id = 'ses_{number}'"))
+    with closing(sqlite_store.database.looking()) as connection:
+        found = [(name, checked.flaw is None) for _, name, checked in Chains(connection, None).all()]
+    assert [name for name, sound in found if sound] == [f"ses_{number}" for number in range(9) if number not in odd]
+    assert len([name for name, sound in found if not sound]) == 2 * len(odd), "rows without events, and events without"
 
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -580,12 +617,10 @@ def test_a_file_in_a_place_where_nothing_can_be_written_is_read_unless_somebody_
 
 @pytest.mark.spec("12.5")
 def test_the_statements_of_a_check_search_indexes(file: Path) -> None:
-    from app.store import verifying
-
     with closing(sqlite3.connect(file)) as connection:
         for name in ("_one", "_of_all", "_of_tenant", "_page"):
-            statement, own = verifying._spoken("sqlite", getattr(verifying, name))
-            given = {"tenant": "t", "session": "s", "limit": 1, "after": 1, "upto": 2, **own}
+            statement, own = _spoken("sqlite", getattr(verifying, name))
+            given = {"tenant": "t", "session": "s", "limit": 1, "after": 1, "upto": 2, "seen": 3, **own}
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", given)]
             scans = [line for line in plan if line.startswith(("SCAN", "USE TEMP"))]
             assert scans == [], (name, plan)
