@@ -65,6 +65,12 @@ _before_point = (
     .order_by(events.c.seq)
     .limit(1)
 )
+_with_data = (
+    select(events.c.seq, events.c.type, events.c.data)
+    .where(events.c.tenant_id == _tenant, events.c.session_id == _session, events.c.data.is_not(None))
+    .order_by(events.c.seq)
+    .limit(1)
+)
 _IN_FRONT = "it stands before the checkpoint, event {}: one was changed"
 _ROWS = (messages, decisions)
 
@@ -322,12 +328,27 @@ class Chains:
             return _flaw(last, "the head in the session's row is not the hash of this event: one was changed")
         if place.erased:
             return _flaw(place.erased, UNEXPLAINED)
+        if head.erased_at is not None and (flaw := self._not_deleted(head)) is not None:
+            return flaw
         if self._key is None:
             return None
         if head.mac is None:
             return _flaw(last, "the head has no seal: it was written without audit.key, or the seal was taken away")
         if not is_seal(head.mac, seal(self._key, Head(head.next_seq, head.hash))):
             return _flaw(last, "the seal of the head is not of this audit.key: forged, or sealed with another key")
+        return None
+
+    def _not_deleted(self, head: SessionHead) -> Flaw | None:
+        """What is wrong with a session that says it was deleted: of what was deleted, the first event that still has
+        data is the one that says so."""
+        mine = {"tenant": head.tenant, "session": head.session_id}
+        for seq, kind, data in self._rows(_with_data, mine):
+            if says_deleted(kind, data):
+                continue
+            points = [row[0] for row in self._rows(_point, mine)]
+            if isinstance(head.closed_seq, int) and points and 0 < head.closed_seq <= points[0]:
+                continue  # that event was removed for its age
+            return _flaw(seq, "its data is there, though its session's row says that the session was deleted")
         return None
 
 

@@ -29,7 +29,7 @@ ODD = (
 NOT_UTF8 = "CAST(X'6Fff00fe' AS TEXT)"
 # What is not compared: the number that the text index knows a message by; what follows from no event alone.
 FREE = {"messages": {"row_id"}, "sessions": {column.name for column in sessions.c} - {"tenant_id", "id"}}
-CHAIN = {"next_seq", "head_hash", "head_mac"}
+CHAIN = {"next_seq", "head_hash", "head_mac", "erased_at"}
 PLACES = [
     (table.name, column.name)
     for table in (events, sessions, messages, decisions, checkpoints)

@@ -319,6 +319,31 @@ async def test_data_that_is_gone_from_a_session_that_was_not_deleted_is_found(lo
 
 
 @pytest.mark.spec("12.5", "14.2")
+async def test_a_session_that_says_it_was_deleted_and_has_its_data_is_found(log: Log) -> None:
+    log.spoil("UPDATE sessions SET erased_at = 1, closed_seq = 1 WHERE id = :session")
+    problem = "its data is there, though its session's row says that the session was deleted"
+    assert log.found(AUDIT_KEY) == (1, problem)
+    kept = [log.column("data", seq) for seq in (1, 2)]
+    log.spoil("UPDATE events SET data = NULL WHERE session_id = :session AND seq <= 2")
+    assert log.found() == (1, "its data is gone, and no event behind it says that the session was deleted")
+    for seq, data in enumerate(kept, 1):
+        log.change(seq, data=data)
+    log.store.stored(log.facts.closed("deleted"))
+    assert log.is_sound()
+
+
+@pytest.mark.spec("12.5", "14.2")
+async def test_a_deleted_session_whose_last_events_are_left_by_retention_is_sound(log: Log) -> None:
+    log.store.stored(log.facts.closed("deleted"))
+    deleted = log.last
+    log.store.stored(log.facts.idle(), log.facts.idle())
+    asked = {"tenant_id": "default", "session_id": log.id, "created_at": 1}
+    for upto in (3, deleted):
+        log.store.stored(writes=[Write(table="checkpoints", values={**asked, "upto": upto}, key=("session_id",))])
+        assert log.is_sound()
+
+
+@pytest.mark.spec("12.5", "14.2")
 async def test_a_session_that_is_deleted_between_two_parts_of_a_check_stays_sound(log: Log) -> None:
     first = log.check(limit=6)
     log.store.stored(log.facts.closed("deleted"))
