@@ -95,7 +95,7 @@ FROM_THE_FIRST = Look()
 
 def look_of(request: Request, model: type[StreamQuery] = StreamQuery) -> Look:
     """What a request wants to see. Raises `BadRequest` for a cursor that is none."""
-    last = request.headers.get(LAST_EVENT_ID)
+    last = request.headers.get(LAST_EVENT_ID, "").strip(" \t")  # blanks around a value are no part of it
     text = request.scope["query_string"]
     if not text:
         return Look(after=_number(last, LAST_EVENT_ID)) if last else FROM_THE_FIRST
@@ -149,16 +149,23 @@ def wants_stream(request: Request, *, default: bool) -> bool:
 
     Raises `NotAcceptable` when it takes none of the two.
     """
-    header = request.headers.get("accept")
+    header = ", ".join(request.headers.getlist("accept"))
     if not header or header == "*/*":
         return default
     given = weights(header)
-    stream, page = given.get(SSE, 0.0), given.get(JSON, 0.0)
-    if stream or page:
-        return stream > page or (stream == page and default)
-    if any(given.get(kind) for kind in ("*/*", "text/*" if default else "application/*")):
-        return default
-    raise NotAcceptable(f"Accept {header[:200]!r}: there are {SSE} and {JSON}")
+    stream, page = _wanted(given, SSE), _wanted(given, JSON)
+    if not stream[0] and not page[0]:
+        raise NotAcceptable(f"Accept {header[:200]!r}: there are {SSE} and {JSON}")
+    return stream > page or (stream == page and default)
+
+
+def _wanted(given: Mapping[str, float], kind: str) -> tuple[float, int]:
+    """How much a media type is wanted, by the entry that names it best, and how well that names it: of two that are
+    wanted as much it is the one that was meant."""
+    for rank, name in ((2, kind), (1, f"{kind.partition('/')[0]}/*"), (0, "*/*")):
+        if name in given:
+            return given[name], rank
+    return 0.0, 0
 
 
 def weights(header: str) -> dict[str, float]:
@@ -168,9 +175,10 @@ def weights(header: str) -> dict[str, float]:
         kind, *parameters = (part.strip().lower() for part in entry.split(";"))
         weight = next((p[2:] for p in parameters if p.startswith("q=")), "1")
         try:
-            found[kind] = float(weight)
+            value = float(weight)
         except ValueError:
-            found[kind] = 0.0
+            value = 0.0
+        found[kind] = value if 0 <= value <= 1 else 0.0
     return found
 
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from app.agent.errors import InvalidRequest, RequestError
-from app.api.errors import place_of
+from app.api.errors import NotAcceptable, place_of
 from app.api.pages import cursor_after, number_of
-from app.api.sse import wants_stream
+from app.api.sse import look_of, wants_stream
 
 
 @pytest.mark.spec("11.3")
@@ -23,6 +23,13 @@ from app.api.sse import wants_stream
         ("application/json, text/plain, */*", False),
         ("text/event-stream;q=0.5, application/json", False),
         ("text/html, */*;q=0.8", True),
+        ("application/*", False),
+        ("text/*", True),
+        ("text/*;q=0.5, application/*", False),
+        ("application/*;q=0.5, */*", True),
+        ("text/event-stream;q=0, */*", False),
+        ("application/json;q=0, */*;q=0.1", True),
+        ("text/html, application/*;q=0.9, */*;q=0.8", False),
     ],
 )
 def test_accept_decides_the_form(accept: str | None, stream: bool) -> None:
@@ -31,10 +38,38 @@ def test_accept_decides_the_form(accept: str | None, stream: bool) -> None:
 
 @pytest.mark.parametrize(
     ("accept", "stream"),
-    [(None, False), ("*/*", False), ("application/json", False), ("text/event-stream", True)],
+    [
+        (None, False),
+        ("*/*", False),
+        ("application/json", False),
+        ("text/event-stream", True),
+        ("text/*", True),
+        ("application/*", False),
+        ("application/json, text/event-stream", False),
+    ],
 )
 def test_a_start_streams_only_when_it_is_asked_to(accept: str | None, stream: bool) -> None:
     assert wants_stream(_request(accept), default=False) is stream
+
+
+@pytest.mark.parametrize("accept", ["text/html", "image/*", "text/event-stream;q=0", "*/*;q=0", "text/*;q=nan"])
+def test_who_takes_neither_is_told_so(accept: str) -> None:
+    with pytest.raises(NotAcceptable):
+        wants_stream(_request(accept), default=True)
+
+
+def test_accept_headers_that_come_apart_count_together() -> None:
+    fields = [(b"accept", b"text/html"), (b"accept", b"application/json")]
+    assert wants_stream(Request({"type": "http", "headers": fields}), default=True) is False
+
+
+@pytest.mark.spec("11.3")
+@pytest.mark.parametrize("value", ["7", "7 ", " 7", "\t7 \t"])
+@pytest.mark.parametrize("query", [b"", b"after=3"])
+def test_blanks_around_the_last_event_id_are_no_part_of_it(value: str, query: bytes) -> None:
+    fields = [(b"last-event-id", value.encode())]
+    request = Request({"type": "http", "headers": fields, "query_string": query})
+    assert look_of(request).after == 7
 
 
 def _request(accept: str | None) -> Request:
