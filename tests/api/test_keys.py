@@ -225,6 +225,26 @@ async def test_a_ticket_opens_one_stream_of_its_tenant_once_and_for_a_minute(tmp
         assert (await http.get(fourth["url"])).status_code == 401
 
 
+@pytest.mark.spec("14.16", "17.3")
+async def test_a_ticket_is_used_up_only_by_a_request_that_opens_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keyed(tmp_path) as (running, http):
+        started = (await http.post("/v1/runs", json={"input": "hello"}, headers=ALL)).json()
+        await http.get(f"/v1/runs/{started['id']}", params={"wait_ms": 5000}, headers=ALL)
+        url = (await http.post("/v1/tickets", json={"run_id": started["id"]}, headers=ALL)).json()["url"]
+        assert (await http.head(url)).status_code == 200
+        assert (await http.get(f"{url}&types=nothing")).status_code == 422
+        assert (await http.get(f"{url}&after=x")).status_code == 400
+        assert (await http.get(url, headers={"accept": "image/png"})).status_code == 406
+        with monkeypatch.context() as full:
+            full.setattr(running.services.feed, "_max_readers", 0)
+            assert (await http.get(url)).status_code == 429
+        both = await asyncio.gather(http.get(url), http.get(url))
+        assert sorted(answer.status_code for answer in both) == [200, 401]
+        assert (await http.get(url)).status_code == 401
+
+
 @pytest.mark.spec("17.2", "17.3")
 async def test_a_ticket_of_a_key_that_was_revoked_since_opens_nothing(tmp_path: Path) -> None:
     async with keyed(tmp_path) as (_, http):

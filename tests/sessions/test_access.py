@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.agent.errors import Denied, InvalidRequest, TooMany, Unauthorized
 from app.sessions.access import SCOPES, Caller, check_bind, key_hash, new_key, revocation
-from app.sessions.tickets import LIFE_US, MAX_OPEN, Tickets, stream_of
+from app.sessions.tickets import LIFE_US, MAX_OF_TENANT, MAX_OPEN, Tickets, stream_of
 
 CALLER = Caller(tenant="t", scopes=frozenset({"read"}), key_id="key_1")
 
@@ -74,31 +74,58 @@ def test_a_ticket_is_used_once_in_time_and_on_its_path_only() -> None:
     path = "/v1/runs/run_1/events"
     text, ticket = tickets.issue(CALLER, path)
     assert ticket.expires_at == 1_000 + LIFE_US
-    assert tickets.use(text, path) == CALLER
+    assert tickets.take(text, path).caller == CALLER
     for again in (text, "tk_sub_unknown", ""):
         with pytest.raises(Unauthorized):
-            tickets.use(again, path)
+            tickets.take(again, path)
     late, _ = tickets.issue(CALLER, path)
     now[0] += LIFE_US
     with pytest.raises(Unauthorized):
-        tickets.use(late, path)
+        tickets.take(late, path)
     elsewhere, _ = tickets.issue(CALLER, path)
     with pytest.raises(Unauthorized, match="used up"):
-        tickets.use(elsewhere, "/v1/runs/run_2/events")
+        tickets.take(elsewhere, "/v1/runs/run_2/events")
     with pytest.raises(Unauthorized):
-        tickets.use(elsewhere, path)
+        tickets.take(elsewhere, path)
 
 
 @pytest.mark.spec("17.3")
-def test_unused_tickets_are_bounded_and_forgotten() -> None:
+def test_a_ticket_that_opened_nothing_can_be_used_again_in_its_time_and_never_twice_at_once() -> None:
     now = [0]
     tickets = Tickets(lambda: now[0])
-    for _ in range(MAX_OPEN):
-        tickets.issue(CALLER, "/v1/runs/run_1/events")
-    with pytest.raises(TooMany):
-        tickets.issue(CALLER, "/v1/runs/run_1/events")
+    path = "/v1/runs/run_1/events"
+    text, _ = tickets.issue(CALLER, path)
+    taken = tickets.take(text, path)
+    with pytest.raises(Unauthorized):
+        tickets.take(text, path)
+    tickets.give_back(taken)
+    assert tickets.take(text, path) == taken
+    tickets.give_back(taken)
     now[0] = LIFE_US
-    tickets.issue(CALLER, "/v1/runs/run_1/events")
+    with pytest.raises(Unauthorized):
+        tickets.take(text, path)
+
+
+@pytest.mark.spec("17.1", "17.3")
+def test_unused_tickets_are_bounded_and_forgotten_and_one_tenant_leaves_some_for_others() -> None:
+    now = [0]
+    tickets = Tickets(lambda: now[0])
+    path = "/v1/runs/run_1/events"
+    first, _ = tickets.issue(CALLER, path)
+    for _ in range(MAX_OF_TENANT - 1):
+        tickets.issue(CALLER, path)
+    with pytest.raises(TooMany):
+        tickets.issue(CALLER, path)
+    tickets.take(first, path)
+    tickets.issue(CALLER, path)
+    others = [Caller(tenant=f"t{n}", scopes=frozenset({"read"})) for n in range(MAX_OPEN)]
+    for other in others[MAX_OF_TENANT:]:
+        tickets.issue(other, path)
+    with pytest.raises(TooMany):
+        tickets.issue(others[0], path)
+    now[0] = LIFE_US
+    for _ in range(MAX_OF_TENANT):
+        tickets.issue(CALLER, path)
 
 
 @pytest.mark.spec("17.3")
