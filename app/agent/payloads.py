@@ -299,6 +299,6 @@ class StreamReset(TypedDict):
 
 class StreamClosing(TypedDict):
     """`stream.closing`: the server ends this connection; reconnect with the last id. `reason`: `shutdown`,
-    `revoked`."""
+    `revoked` or `expired` (the key)."""
 
     reason: str

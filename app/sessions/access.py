@@ -282,7 +282,8 @@ class Access:
             record = await self._keys.find(digest)
             if record is None or not record.valid(now_us()):
                 self._known.pop(digest, None)
-                streams.end(key_id, "revoked")
+                expired = record is not None and record.revoked_at is None
+                streams.end(key_id, "expired" if expired else "revoked")
 
     async def close(self) -> None:
         """End the patrol."""

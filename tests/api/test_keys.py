@@ -181,6 +181,27 @@ async def test_streams_of_a_key_that_another_process_revoked_end_with_the_next_r
             await services.access.caller(key["key"])
 
 
+@pytest.mark.spec("17.2")
+async def test_streams_of_a_key_that_has_expired_end_and_say_so(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as (running, http):
+        services = running.services
+        short = new_key(tenant="default", scopes=["read"], expires_at=now_us() + 300_000)
+        for write in short.writes:
+            await services.journal.write(write)
+        session = (await http.post("/v1/sessions", json={}, headers=ALL)).json()
+        caller = await services.access.caller(short.text)
+        view = await services.sessions.session_stream("default", session["id"], until_idle=False)
+        stream = services.feed.follow(view, 0, caller.key_id)
+        services.access.watch(caller, services.feed)
+        async with asyncio.timeout(WAIT_S):
+            await anext(stream)
+            while (await http.get("/v1/sessions", headers=bearer(short.text))).status_code == 200:
+                pass
+            await services.access.check(services.feed)
+            rest = b"".join([chunk async for chunk in stream])
+        assert b'"reason":"expired"' in rest
+
+
 @pytest.mark.spec("17.1", "17.2")
 async def test_the_first_key_ends_the_time_in_which_none_was_needed(tmp_path: Path) -> None:
     async with in_process(tmp_path) as running, running.client() as http:
