@@ -43,6 +43,7 @@ _closings = msgspec.json.Decoder(_Closed)
 
 GONE = "its data is gone, though its session was not deleted"
 UNEXPLAINED = "its data is gone, and no event behind it says that the session was deleted"
+UNDELETED = "its data is there, though its session's row says that the session was deleted"
 
 
 def says_deleted(kind: str, data: bytes) -> bool:

@@ -19,7 +19,7 @@ from app.store import as_stored
 from app.store.as_stored import UNREADABLE, Damaged, number_of, shown
 from app.store.chain import Checkpoint, Head, is_seal, seal, seal_checkpoint
 from app.store.comparing import compare
-from app.store.links import GONE, UNEXPLAINED, Row, problem_of, says_deleted
+from app.store.links import GONE, UNDELETED, UNEXPLAINED, Row, problem_of, says_deleted
 from app.store.reader import can_be_stored
 from app.store.tables import checkpoints, decisions, events, messages, sessions, tenants
 
@@ -328,7 +328,7 @@ class Chains:
             return _flaw(last, "the head in the session's row is not the hash of this event: one was changed")
         if place.erased:
             return _flaw(place.erased, UNEXPLAINED)
-        if head.erased_at is not None and (flaw := self._not_deleted(head)) is not None:
+        if head.erased_at is not None and (flaw := self._undeleted(head)) is not None:
             return flaw
         if self._key is None:
             return None
@@ -338,17 +338,17 @@ class Chains:
             return _flaw(last, "the seal of the head is not of this audit.key: forged, or sealed with another key")
         return None
 
-    def _not_deleted(self, head: SessionHead) -> Flaw | None:
-        """What is wrong with a session that says it was deleted: of what was deleted, the first event that still has
-        data is the one that says so."""
+    def _undeleted(self, head: SessionHead) -> Flaw | None:
+        """What is wrong with a session that says it was deleted: the first of its events with data says so."""
         mine = {"tenant": head.tenant, "session": head.session_id}
-        for seq, kind, data in self._rows(_with_data, mine):
-            if says_deleted(kind, data):
-                continue
-            points = [row[0] for row in self._rows(_point, mine)]
-            if isinstance(head.closed_seq, int) and points and 0 < head.closed_seq <= points[0]:
-                continue  # that event was removed for its age
-            return _flaw(seq, "its data is there, though its session's row says that the session was deleted")
+        try:
+            for seq, kind, data in self._rows(_with_data, mine):
+                points = [row[0] for row in self._rows(_point, mine)]
+                removed = isinstance(head.closed_seq, int) and points and 0 < head.closed_seq <= points[0]
+                if not removed and not says_deleted(kind, data):
+                    return _flaw(seq, UNDELETED)
+        except (Damaged, *UNREADABLE):
+            return _flaw(head.next_seq - 1, "what says that its session was deleted cannot be read")
         return None
 
 
