@@ -20,6 +20,7 @@ from app.agent.errors import InvalidRequest, Unavailable
 from app.cli import DONE, FAILED, UNREACHABLE, USAGE, echo_json
 from app.cli.audit_lines import lines_of
 from app.cli.shares import Shares
+from app.cli.tree import printable
 from app.client import Client, ServiceError, Unreachable
 from app.sessions.audit import MessageFilter
 from app.sessions.exporting import Form, head_of, lines_as
@@ -31,6 +32,7 @@ from app.store.database import Database, looking_connection
 from app.store.location import Location, locate
 from app.store.messages import SqlAuditStore
 from app.store.migrate import newest, revision
+from app.store.reader import can_be_stored
 from app.store.verifying import Chains
 from app.wiring import audit_key_of
 
@@ -174,6 +176,10 @@ def verify(
 ) -> int:
     """Verify one session, or (None) all of a tenant or of the whole database; FAILED when something is wrong. `rows`:
     whether messages and decisions say what the log says, too."""
+    for name in (session, tenant, url):
+        if not can_be_stored(name):
+            click.echo(f"{name!r} is no text in UTF-8, so nothing has that name", err=True)
+            return USAGE
     if url is not None:
         asked = Asked(settings=settings, url=url, tenant="", filters=MessageFilter())
         return _carried_out(lambda: _verify_there(asked, session, as_json=as_json))
@@ -187,22 +193,28 @@ class _Tally:
         self._one = one
         self._as_json = as_json
         self._sessions = self._events = self._bad = 0
+        self._says = ""
 
     def add(self, found: Report) -> None:
         self._sessions += 1
         self._events += found["events"]
         self._bad += not found["ok"]
+        if found["removed"] or not self._says:  # of events that were removed there is more to say
+            self._says = found["says"]
+        name = _shown(found["session_id"])
         if self._as_json:
             echo_json(found)
         elif found["ok"]:
             head = found["head"]
             gone = f" ({found['removed']} of them removed for their age)" if found["removed"] else ""
-            click.echo(f"ok   {found['session_id']}  {found['events']} events{gone}, head {head['id']} {head['hash']}")
+            click.echo(f"ok   {name}  {found['events']} events{gone}, head {head['id']} {head['hash']}")
         else:
             bad = found["first_bad"]
-            click.echo(f"BAD  {found['session_id']}  event {bad['id']}: {bad['problem']}")
+            click.echo(f"BAD  {name}  event {bad['id']}: {_shown(bad['problem'])}")
 
-    def end(self, says: str, *, keyed: bool) -> int:
+    def end(self, *, keyed: bool, otherwise: str = "") -> int:
+        """`otherwise`: what is said of no session at all."""
+        says = self._says or otherwise
         if not self._as_json:
             click.echo(f"{self._sessions} sessions, {self._events} events sound, {self._bad} sessions with a fault")
             click.echo(says)
@@ -212,9 +224,14 @@ class _Tally:
         return FAILED if self._bad else DONE
 
 
+def _shown(text: str) -> str:
+    """What comes out of a damaged database, so that it does nothing to a terminal and forges no line."""
+    return printable(" ".join(text.split()))
+
+
 async def _verify_there(asked: Asked, session: str | None, *, as_json: bool) -> int:
     tally = _Tally(one=session is not None, as_json=as_json)
-    last: Report = {"keyed": False, "says": ""}
+    keyed = False
     async with asked.client() as client:
         names = _sessions_there(client) if session is None else _alone(session)
         async for name in names:
@@ -222,8 +239,8 @@ async def _verify_there(asked: Asked, session: str | None, *, as_json: bool) -> 
             while found["next"] is not None:
                 found = await client.page(f"/v1/sessions/{name}/audit/verify", cursor=found["next"])
             tally.add(found)
-            last = found
-    return tally.end(last["says"], keyed=last["keyed"])
+            keyed = found["keyed"]
+    return tally.end(keyed=keyed)
 
 
 async def _alone(session: str) -> AsyncIterator[str]:
@@ -248,14 +265,17 @@ async def _verify_here(
     key = audit_key_of(settings)
     tally = _Tally(one=session is not None, as_json=as_json)
     with _looking(settings, key) as (chains, location), Shares(chains, location, key, rows=rows) as shares:
+        if session is None and tenant not in (None, "default") and not chains.knows(tenant):
+            click.echo(f"there is no tenant {tenant!r}: the database has nothing of it", err=True)
+            return USAGE
         found = (
-            chains.all(tenant, shares.checked)
+            chains.all(tenant, shares.checked, rows=rows)
             if session is None
             else _one(chains, tenant or "default", session, rows=rows)
         )
         for _, name, checked in found:
             tally.add(report(name, checked, keyed=key is not None))
-    return tally.end(FORGERY if key is not None else DAMAGE, keyed=key is not None)
+    return tally.end(keyed=key is not None, otherwise=FORGERY if key is not None else DAMAGE)
 
 
 def _one(chains: Chains, tenant: str, session: str, *, rows: bool) -> Iterator[tuple[str, str, Checked]]:

@@ -15,16 +15,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from app.agent.events import Write
 from app.cli import main
 from app.cli.audit import time_of
 from app.cli.audit_lines import lines_of
 from app.sessions.exporting import COLUMNS
+from app.sessions.verifying import UNSEALED
+from app.store.database import Database
 from app.store.migrate import upgrade
 from tests.commands import Ended
 from tests.commands import run as run_process
 from tests.flows.test_audit import PLAY, SEALED, done
 from tests.postgres import postgres_server, postgres_url  # noqa: F401  fixtures
 from tests.service import script, serving
+from tests.store.facts import Facts, replaced
 
 
 async def run(*arguments: str, env: Mapping[str, str] | None = None) -> Ended:
@@ -114,6 +118,64 @@ async def test_a_log_in_postgresql_is_shown_exported_and_verified_beside_the_ser
         for command in (("show",), ("export", "--format", "csv"), ("verify", "--all")):
             ended = await run(*command, "--db", postgres_url)
             assert (ended.code, session in ended.out or command == ("show",)) == (0, True), ended.err
+
+
+def written(tmp_path: Path, *, upto: int = 0) -> tuple[Path, str]:
+    """A database with one session of tenant `acme`, its front removed up to an event."""
+    path = tmp_path / "own.db"
+    upgrade(path)
+    facts = Facts(tenant="acme")
+    writer = Database(path).writer(replaced)
+    writer.write([facts.created(), *facts.whole_run(facts.run())])
+    asked = {"tenant_id": "acme", "session_id": facts.session.id, "upto": upto, "created_at": 1}
+    writer.write([], [Write(table="checkpoints", values=asked, key=("session_id",))])
+    writer.close()
+    return path, facts.session.id
+
+
+@pytest.mark.spec("12.5", "16.4", "17.1")
+async def test_all_sessions_of_a_tenant_that_is_not_there_are_no_sound_sessions(tmp_path: Path) -> None:
+    path, _ = written(tmp_path)
+    for tenant, code, says in (("acme", 0, "1 sessions"), ("acmee", 2, "no tenant 'acmee'"), ("default", 0, "0 ses")):
+        ended = await run("verify", "--all", "--tenant", tenant, "--db", str(path))
+        assert (ended.code, says in ended.out + ended.err) == (code, True), (tenant, ended)
+    spoil(path, "UPDATE messages SET tenant_id = 'acmee'")
+    ended = await run("verify", "--all", "--rows", "--tenant", "acmee", "--db", str(path))
+    assert (ended.code, "tenant 'acmee' has no such session" in ended.out) == (1, True), ended
+
+
+@pytest.mark.spec("12.5", "16.4")
+async def test_what_stands_in_a_database_does_nothing_to_the_terminal_and_forges_no_line(tmp_path: Path) -> None:
+    path, session = written(tmp_path)
+    spoil(path, "UPDATE events SET session_id = 'ses_x' || char(10) || 'ok   ses_y' || char(27) || '[8m'")
+    ended = await run("verify", "--all", "--db", str(path))
+    missing, added, *_ = ended.out.splitlines()
+    assert (ended.code, missing.split()[:2], added.split("  ")[:2]) == (
+        1, ["BAD", session], ["BAD", "ses_x ok ses_y\ufffd[8m"],
+    ), ended.out  # fmt: skip
+
+
+@pytest.mark.spec("12.5", "16.4")
+async def test_without_a_key_it_is_said_what_is_not_known_of_events_that_were_removed(tmp_path: Path) -> None:
+    for folder, upto, told in (("whole", 0, False), ("cut", 5, True)):
+        (tmp_path / folder).mkdir()
+        path, session = written(tmp_path / folder, upto=upto)
+        for which in ("--all", session):
+            ended = await run("verify", which, "--tenant", "acme", "--db", str(path))
+            assert (ended.code, UNSEALED in ended.out) == (0, told), ended.out
+
+
+@pytest.mark.spec("16.4")
+async def test_a_name_that_is_no_text_is_wrong_usage(tmp_path: Path) -> None:
+    path, _ = written(tmp_path)
+    for arguments in (
+        ("ses_\udcff", "--db", str(path)),
+        ("ses_\udcff", "--url", "http://127.0.0.1:1"),
+        ("--all", "--tenant", "\udcff", "--db", str(path)),
+        ("--all", "--url", "http://127.0.0.1:1/\udcff"),
+    ):
+        ended = await run("verify", *arguments)
+        assert (ended.code, "is no text in UTF-8" in ended.err) == (2, True), ended
 
 
 @pytest.mark.spec("16.4", "16.6")
