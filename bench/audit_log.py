@@ -78,10 +78,10 @@ async def read(path: Path, count: int) -> None:
     for name, filters in questions.items():
         newest = replace(filters, newest_first=True)
         names = ("session_id", "run_id", "agent", "tool", "role", "since", "until")
-        given = {name: 1 for name in names if getattr(filters, name) is not None}
+        given = {name: value for name in names if (value := getattr(filters, name)) is not None}
         asked = question(messages, MESSAGE_ORDERS, given, True)
         deep = asked.cursor(
-            {**middle, "seq": longest["next_seq"] // 2 if filters.session_id == long else middle["seq"]}
+            {**middle, "seq": longest["next_seq"] // 2 if filters.session_id == long else middle["seq"]}, given
         )
         await measure(store, f"{name}, newest", newest, None)
         await measure(store, f"{name}, deep", newest, deep)

@@ -78,8 +78,8 @@ def _picked(row: Mapping[str, Any], names: str) -> dict[str, Any]:
 
 def _deep(table: Any, orders: Any, row: Mapping[str, Any], query: dict[str, Any]) -> dict[str, Any]:
     """The same behind some row."""
-    given = {name: 1 for name in query if name in (*_MESSAGES, "decision") and query[name] != "any"}
-    return {**query, "cursor": question(table, orders, given, True).cursor(row)}
+    given = {name: query[name] for name in query if name in (*_MESSAGES, "decision") and query[name] != "any"}
+    return {**query, "cursor": question(table, orders, given, True).cursor(row, given)}
 
 
 def _of_messages(samples: Samples) -> list[Kind]:
@@ -126,9 +126,9 @@ def _of_the_long_session(samples: Samples) -> list[Kind]:
     path = f"/v1/sessions/{samples.long}/messages"
 
     def at(query: dict[str, Any]) -> dict[str, Any]:
-        given = dict.fromkeys({*query, "session_id"} & set(_MESSAGES), 1)
+        given = {name: value for name, value in query.items() if name in _MESSAGES} | {"session_id": samples.long}
         asked = question(messages, MESSAGE_ORDERS, given, False)
-        return {**query, "cursor": asked.cursor({"seq": samples.random.randint(0, samples.long_end)})}
+        return {**query, "cursor": asked.cursor({"seq": samples.random.randint(0, samples.long_end)}, given)}
 
     rare = {
         "": {}, " + role": {"role": "user"}, " + its agent": {"agent": "scout_1"}, " + tool": {"tool": "web_fetch"},

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -41,19 +42,25 @@ def part_of(items: Sequence[Any], cursor: str | None, limit: int) -> dict[str, A
     return {"items": items[first:last], "next": cursor_after(last) if last < len(items) else None}
 
 
-def cursor_after(number: int) -> str:
-    """The cursor of the page that begins behind a number."""
-    return base64.urlsafe_b64encode(b"n%d" % number).rstrip(b"=").decode()
+def cursor_after(number: int, of: str = "") -> str:
+    """The cursor of the page that begins behind a number; `of`: whose list it is, where there are several."""
+    return base64.urlsafe_b64encode(b"n%d%b" % (number, _owner(of))).rstrip(b"=").decode()
 
 
-def number_of(cursor: str | None) -> int:
-    """The number in a cursor, 0 without one. Raises `InvalidRequest` for one that is none of ours."""
+def _owner(of: str) -> bytes:
+    return b"." + hashlib.sha256(of.encode("utf-8", "replace")).hexdigest()[:16].encode() if of else b""
+
+
+def number_of(cursor: str | None, of: str = "") -> int:
+    """The number in a cursor, 0 without one. Raises `InvalidRequest` for one that is none of ours, or of the list of
+    another."""
     if cursor is None:
         return 0
     try:
         text = base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
-        if text[:1] == b"n" and text[1:].isdigit() and len(text) <= MAX_DIGITS + 1:
-            return int(text[1:])
+        number, owner = text[1:].removesuffix(_owner(of)), _owner(of)
+        if text == b"n%b%b" % (number, owner) and number.isdigit() and len(number) <= MAX_DIGITS:
+            return int(number)
     except (ValueError, binascii.Error):
         pass
     raise InvalidRequest(

@@ -45,12 +45,12 @@ class SqlApprovalStore:
         asked = question(approvals, ORDERS, given, newest_first=True)
         parameters: dict[str, Any] = {"tenant": tenant, "limit": limit + 1, **given}
         if cursor is not None:
-            parameters |= asked.read(cursor)
+            parameters |= asked.read(cursor, given)
             asked = replace(asked, after=True)
         rows = await self._reader.rows(asked.page(), parameters)
         if len(rows) <= limit:
             return Page(items=rows)
-        return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1]))
+        return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1], given))
 
     async def session_rules(self, tenant: str, session_id: str) -> Sequence[str]:
         """The rules that answers left for a session, in the order of asking, each once."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from app.agent.errors import InvalidRequest
+from app.wire import encode
 
 MAX_INT = 2**63 - 1  # what a column can hold
 _Column = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
@@ -19,7 +20,7 @@ _Column = Annotated[int, msgspec.Meta(ge=-MAX_INT, le=MAX_INT)]
 
 def under(order: str, filters: Mapping[str, Any]) -> str:
     """An order of its own for each choice of filters, so that a cursor of one does not fit another."""
-    chosen = msgspec.json.encode(sorted(filters.items()))
+    chosen = encode(sorted(filters.items()))
     return f"{order}/{hashlib.sha256(chosen).hexdigest()[:16]}"
 
 

@@ -110,7 +110,8 @@ class SqlAuditStore:
 
     async def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Exported]]:
         """All messages in pages; no transaction is open between two of them."""
-        if _nothing(_given(filters)):
+        given = _given(filters)
+        if _nothing(given):
             return
         cursor: str | None = None
         while True:
@@ -122,7 +123,7 @@ class SqlAuditStore:
             place = last or edge
             if place is None:
                 return
-            cursor = asked.cursor(place)
+            cursor = asked.cursor(place, given)
 
     async def _part(self, asked: Question, parameters: dict[str, Any]) -> tuple[Sequence[Exported], Record | None]:
         """Rows of an export, with the columns of their key behind `EXPORTED`, and the key of the last of them. No more
@@ -151,14 +152,15 @@ class SqlAuditStore:
         cursor: str | None,
         limit: int,
     ) -> Page:
-        if _nothing(_given(filters)):
+        given = _given(filters)
+        if _nothing(given):
             return Page(items=())
         asked, parameters, edge = await self._asked(table, orders, tenant, filters, cursor)
         rows = await self._reader.rows(asked.page(), {**parameters, "limit": limit + 1})
         if len(rows) > limit:
-            return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1]))
+            return Page(items=rows[:limit], next=asked.cursor(rows[limit - 1], given))
         if edge is not None:
-            return Page(items=rows, next=asked.cursor(edge), bounded=True)
+            return Page(items=rows, next=asked.cursor(edge, given), bounded=True)
         return Page(items=rows)
 
     async def _asked(
@@ -176,7 +178,7 @@ class SqlAuditStore:
         asked = question(table, orders, given, filters.newest_first)
         parameters: dict[str, Any] = {"tenant": tenant, **given}
         if cursor is not None:
-            parameters |= asked.read(cursor)
+            parameters |= asked.read(cursor, given)
             asked = replace(asked, after=True)
         return await self._bounded(asked, parameters, self._looked_at)
 
@@ -200,7 +202,7 @@ class SqlAuditStore:
         asked = replace(question(messages, MESSAGE_ORDERS, given, filters.newest_first), text=True)
         parameters: dict[str, Any] = {"tenant": tenant, "text": folded(wanted), **given}
         if cursor is not None:
-            parameters |= asked.read(cursor)
+            parameters |= asked.read(cursor, _given(filters))
             asked = replace(asked, after=True)
         candidates = await self._index.candidates(tenant, wanted)
         if candidates is not None:

@@ -34,7 +34,7 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from app.sessions.audit import MAX_COUNT
 from app.store.columns import Json
-from app.store.cursors import pack, unpack
+from app.store.cursors import pack, under, unpack
 
 _HIDDEN = frozenset({"row_id", "tenant_id"})
 _TIMES = frozenset({"since", "until"})
@@ -99,19 +99,18 @@ class Question:
         """The parameters of a place for the statements with `edge`."""
         return {f"edge_{name}": place[name] for name in self.order.key}
 
-    def cursor(self, row: Mapping[str, Any]) -> str:
-        """The cursor of the page after this row."""
-        return pack(self._tag, [row[name] for name in self.order.key])
+    def cursor(self, row: Mapping[str, Any], filters: Mapping[str, Any]) -> str:
+        """The cursor of the page after this row, for these filters and no others."""
+        return pack(self._tag(filters), [row[name] for name in self.order.key])
 
-    def read(self, cursor: str) -> Mapping[str, Any]:
+    def read(self, cursor: str, filters: Mapping[str, Any]) -> Mapping[str, Any]:
         """The parameters in a cursor. Raises `InvalidRequest` when it is of another question."""
         kinds = [self.table.c[name].type.python_type for name in self.order.key]
-        values = unpack(cursor, self._tag, kinds)
+        values = unpack(cursor, self._tag(filters), kinds)
         return {f"after_{name}": value for name, value in zip(self.order.key, values, strict=True)}
 
-    @property
-    def _tag(self) -> str:
-        return f"{self.table.name}/{self.order.name}/{'newest' if self.newest_first else 'oldest'}"
+    def _tag(self, filters: Mapping[str, Any]) -> str:
+        return under(f"{self.table.name}/{self.order.name}/{'newest' if self.newest_first else 'oldest'}", filters)
 
 
 def question(table: Table, orders: Sequence[Order], filters: Mapping[str, Any], newest_first: bool) -> Question:

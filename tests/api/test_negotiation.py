@@ -89,6 +89,14 @@ def test_any_accept_header_is_decided_or_refused(accept: str) -> None:
 @given(st.integers(min_value=0, max_value=10**12))
 def test_a_cursor_gives_its_number_back(number: int) -> None:
     assert number_of(cursor_after(number)) == number
+    assert number_of(cursor_after(number, "ses_1"), "ses_1") == number
+
+
+@pytest.mark.spec("14.4")
+def test_a_cursor_of_another_list_is_refused() -> None:
+    for whose, of in (("ses_1", "ses_2"), ("ses_1", ""), ("", "ses_1")):
+        with pytest.raises(InvalidRequest, match="does not belong to this list"):
+            number_of(cursor_after(7, whose), of)
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "bm4", "é", "=" * 40, "bi0x", cursor_after(10**18)])

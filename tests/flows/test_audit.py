@@ -88,6 +88,21 @@ async def test_a_log_in_postgresql_is_verified_as_well(tmp_path: Path, postgres_
         assert found["events"] == found["head"]["id"]
 
 
+@pytest.mark.spec("12.4", "14.4", "14.6")
+async def test_a_cursor_of_another_session_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path, env=script(tmp_path, PLAY)) as service, service.client() as client:
+        session, other = await done(client), await done(client)
+        turn = await client.request("POST", f"/v1/sessions/{session}/runs", {"input": "Again."})
+        await finished(client, turn["id"])
+        for part, others in (("messages", ("/messages", "/messages?role=user")), ("runs", ("/runs",))):
+            page = await client.page(f"/v1/sessions/{session}/{part}", limit=1)
+            assert (await client.page(f"/v1/sessions/{session}/{part}", cursor=page["next"]))["items"]
+            for path in others:
+                with pytest.raises(ServiceError) as refused:
+                    await client.page(f"/v1/sessions/{other}{path}", cursor=page["next"])
+                assert (refused.value.status, refused.value.problem["code"]) == (422, "invalid_cursor")
+
+
 @pytest.mark.spec("12.4", "14.6")
 async def test_messages_are_exported_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
     async with (

@@ -20,7 +20,7 @@ from app.agent.runs import Run
 from app.sessions.audit import EXPORTED, MAX_COUNT, Counted, MessageFilter, Page, Record
 from app.store import agents, approvals, events, keys, memories, runs, tasks
 from app.store import messages as messages_module
-from app.store.cursors import pack
+from app.store.cursors import pack, under
 from app.store.database import Database
 from app.store.messages import DECISION_ORDERS, EXPORT_CHARS, MESSAGE_ORDERS, SqlAuditStore
 from app.store.pages import Order, question
@@ -261,7 +261,8 @@ async def test_a_cursor_of_another_question_is_refused_with_advice(sqlite_store:
     facts = Facts()
     sqlite_store.stored(facts.created(), *facts.whole_run(facts.run(), steps=3))
     page = await sqlite_store.audit.messages("default", MessageFilter(), limit=2)
-    huge = pack("messages/time/oldest", [2**63, "msg_1"])
+    order = under("messages/time/oldest", {})
+    huge = pack(order, [2**63, "msg_1"])
     for cursor, filters in (
         (page.next, MessageFilter(newest_first=True)),
         (page.next, MessageFilter(session_id=facts.session.id)),
@@ -269,13 +270,33 @@ async def test_a_cursor_of_another_question_is_refused_with_advice(sqlite_store:
         ("", MessageFilter()),
         ("%%%", MessageFilter()),
         ("é" * 500, MessageFilter()),
-        (pack("messages/time/oldest", ["1", "msg_1"]), MessageFilter()),
-        (pack("messages/time/oldest", [1]), MessageFilter()),
+        (pack(order, ["1", "msg_1"]), MessageFilter()),
+        (pack(order, [1]), MessageFilter()),
     ):
         with pytest.raises(InvalidRequest, match="pass `next` of the page before") as caught:
             await sqlite_store.audit.messages("default", filters, cursor=cursor)
         assert caught.value.code == "invalid_cursor"
         assert len(caught.value.message) < 300
+
+
+@pytest.mark.spec("12.4")
+async def test_a_cursor_belongs_to_the_values_of_its_filters(store: Store) -> None:
+    mine, other = Facts(), Facts()
+    for facts in (mine, other):
+        store.stored(facts.created(), *facts.whole_run(facts.run(), steps=3))
+    asked = MessageFilter(session_id=mine.session.id, since=START)
+    page = await store.audit.messages("default", asked, limit=2)
+    for another in (
+        replace(asked, session_id=other.session.id),
+        replace(asked, since=START + 1),
+        replace(asked, role="user"),
+        replace(asked, text="x"),
+    ):
+        with pytest.raises(InvalidRequest, match="with the same filters"):
+            await store.audit.messages("default", another, cursor=page.next)
+    again = SqlAuditStore(store.database.reader)  # as another process has it
+    following = await again.messages("default", asked, cursor=page.next, limit=2)
+    assert [row["seq"] for row in following.items] > [row["seq"] for row in page.items]
 
 
 # ── plans ───────────────────────────────────────────────────────────────────────────────────────────────────────

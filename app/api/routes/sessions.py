@@ -97,8 +97,9 @@ async def cancel_session(asked: Running, session_id: str) -> Response:
 @router.get("/v1/sessions/{session_id}/runs", response_model=answers.RunPage, responses=_READ)
 async def list_turns(asked: Reading, session_id: str, cursor: Cursor = None, limit: Limit = 50) -> Response:
     """The turns of a session, in order; `tree` shows the runs below them."""
-    rows, more = await asked.services.sessions.turns(asked.tenant, session_id, after=number_of(cursor), limit=limit)
-    following = cursor_after(rows[-1]["ordinal"]) if more else None
+    after = number_of(cursor, session_id)
+    rows, more = await asked.services.sessions.turns(asked.tenant, session_id, after=after, limit=limit)
+    following = cursor_after(rows[-1]["ordinal"], session_id) if more else None
     return answer({"items": [run_view(row) for row in rows], "next": following})
 
 
