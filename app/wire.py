@@ -4,8 +4,10 @@ Knows neither HTTP nor the store.
 """
 
 import json
+import re
 import time
 from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -18,6 +20,9 @@ _decode = msgspec.json.decode
 MAX_DEPTH = 200  # of nesting: two calls a level, so that the recursion limit is far away
 MAX_INT_BITS = 14_000  # Python writes no integer of more than 4,300 digits
 _BAD_TEXT = dict.fromkeys((0, *range(0xD800, 0xE000)), 0xFFFD)
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d:\d\d(?:\.\d+)?)([Zz]|[+-]\d\d:\d\d))?", re.ASCII)
+EXAMPLE = "2026-01-31T08:00:00Z or 2026-01-31T09:00:00+01:00"  # of a time as `microseconds_of` takes it
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 _second = (-1, b"")
 
@@ -33,6 +38,17 @@ def _timestamp(ts: int) -> bytes:
     if _second[0] != second:
         _second = (second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second)).encode())
     return b"%b.%03dZ" % (_second[1], rest // 1000)
+
+
+def microseconds_of(text: str) -> int:
+    """A time of RFC 3339 in µs since 1970; a date alone is its beginning in UTC. Raises `ValueError` for anything else,
+    numbers and times without an offset among that: nobody knows which moment they mean."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text[:80]!r} is no time of RFC 3339")
+    day, time_of_day, offset = found.groups()
+    moment = datetime.fromisoformat(f"{day}T{time_of_day or '00:00:00'}{(offset or 'Z').upper()}")
+    return (moment - _EPOCH) // _MICROSECOND
 
 
 def clean(value: Any, depth: int = 0) -> Any:

@@ -1,7 +1,7 @@
 """The one JSON form: whatever a fact holds, its bytes are one line of strict JSON that every reader agrees on."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from app.wire import (
     envelope,
     event_json,
     frame,
+    microseconds_of,
     read_envelope,
     scope_bytes,
     timestamp,
@@ -185,3 +186,23 @@ def test_of_a_tree_that_is_deep_nothing_is_left_out_even_where_one_value_cannot_
     assert data.count(b'"level"') == 2 * levels
     assert "…".encode() not in data
     assert '"number":null,"text":"bottom \ufffd","children":[]'.encode() in data
+
+
+@pytest.mark.spec("12.4")
+@given(st.datetimes())
+def test_a_time_of_rfc_3339_is_exact_to_the_microsecond_in_every_offset(moment: datetime) -> None:
+    micros = microseconds_of(f"{moment.isoformat()}Z")
+    assert timedelta(microseconds=micros) == moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    assert microseconds_of(f"{moment.isoformat()}+02:30") == micros - 9_000_000_000
+    assert microseconds_of(f"{moment.isoformat(' ')}z") == micros
+
+
+@pytest.mark.spec("12.4")
+def test_a_date_alone_is_its_beginning_in_utc_and_nothing_else_is_guessed_at() -> None:
+    assert microseconds_of("2026-01-01") == microseconds_of("2026-01-01T00:00:00.000Z") == 1_767_225_600_000_000
+    for wrong in (
+        *("", "2026", "20261201", "1767225600", "1e9", "2026-1-1", "2026-W01-1", "２０２６-01-01", "yesterday"),
+        *("2026-01-01T00:00:00", "2026-01-01T00:00Z", "2026-02-30", "2026-01-01T25:00:00Z", "2026-01-01T00:00:00+1"),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            microseconds_of(wrong)

@@ -1,39 +1,58 @@
 """Questions to the audit trail, as query parameters."""
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query
+from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
 from app.agent.errors import InvalidRequest
 from app.api.deps import Asked
 from app.api.pages import Cursor, Limit, answer
-from app.api.schemas.requests import microseconds
 from app.sessions.audit import MAX_TEXT, DecisionFilter, MessageFilter, Page
 from app.sessions.views import decision_view, message_view
+from app.wire import EXAMPLE, microseconds_of
 
 Role = Literal["system", "user", "assistant", "tool"]
-Agent = Annotated[str | None, Query(description="Of this agent.")]
-Tool = Annotated[str | None, Query(description="Results of this tool.")]
-RunId = Annotated[str | None, Query(description="Of this run.")]
+
+
+def _given(value: str) -> str:
+    """Taken for no filter, an empty one would widen the answer; taken as it is, it would fit nothing."""
+    if not value:
+        raise ValueError("it is empty: say what to look for, or leave it out")
+    return value
+
+
+def _moment(value: str) -> str:
+    try:
+        microseconds_of(_given(value))
+    except ValueError as error:
+        raise ValueError(f"{error}: write {EXAMPLE}, with + as %2B") from None
+    return value
+
+
+Filter = Annotated[str, AfterValidator(_given), Field(json_schema_extra={"minLength": 1})]
+Moment = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"format": "date-time"})]
+Agent = Annotated[Filter | None, Query(description="Of this agent.")]
+Tool = Annotated[Filter | None, Query(description="Results of this tool.")]
+RunId = Annotated[Filter | None, Query(description="Of this run.")]
+SessionId = Annotated[Filter | None, Query(description="Of this session.")]
 Decision = Annotated[
-    str | None,
+    Filter | None,
     Query(description="Decisions instead of messages: `allow`, `deny`, `expired`, `block`, …; `any`: all of them."),
 ]
 Text = Annotated[
-    str | None,
+    Filter | None,
     Query(
-        min_length=1,
         max_length=MAX_TEXT,
         description="Whose content holds this, literally: no character is an operator. ASCII letters are found in "
         "either case, everything else as it is written. Fewer than three characters need a session, a run or a time as "
         "well (422). At most 50,000 messages are looked at for a page; `bounded` says that it stopped there.",
     ),
 ]
-Since = Annotated[datetime | None, Query(description="From this time on (RFC 3339).")]
-Until = Annotated[datetime | None, Query(description="Before this time (RFC 3339).")]
+Since = Annotated[Moment | None, Query(description="From this time on (RFC 3339; a date alone: as it begins in UTC).")]
+Until = Annotated[Moment | None, Query(description="Before this time; like `since`.")]
 Order = Annotated[Literal["oldest", "newest"] | None, Query(description="Which come first.")]
 Count = Annotated[bool, Query(description="Count them too, up to 10,001.")]
 
@@ -68,8 +87,8 @@ async def _narrowed(
         agent=agent,
         role=role,
         tool=tool,
-        since=None if since is None else microseconds(since),
-        until=None if until is None else microseconds(until),
+        since=None if since is None else microseconds_of(since),
+        until=None if until is None else microseconds_of(until),
         text=text,
     )
     return Narrowed(filters, order)

@@ -144,19 +144,22 @@ def _asked(session: str | None, url: str | None, db: str | None, tenant: str | N
     """Which messages of which place; ends the command where that makes no sense."""
     from app.cli.audit import Asked, time_of  # noqa: PLC0415
     from app.sessions.audit import MessageFilter  # noqa: PLC0415
-    from app.wire import clean  # noqa: PLC0415
+    from app.wire import EXAMPLE, clean  # noqa: PLC0415
 
     _one_place(url, db, tenant)
+    for name, said in {"SESSION": session, "--tenant": tenant, **{f"--{key}": filters[key] for key in filters}}.items():
+        if said == "":
+            raise click.UsageError(f"{name} is empty: say what to look for, or leave it out")
     for name in ("since", "until"):
         value = filters[name]
         try:
             filters[name] = None if value is None else time_of(value)
-        except (ValueError, OverflowError):
-            raise click.UsageError(f"--{name} {value!r} is neither RFC 3339 nor a length of time (30d, 12h)") from None
+        except ValueError:
+            raise click.UsageError(
+                f"--{name} {value!r} is neither RFC 3339 ({EXAMPLE}) nor a length of time (30d, 12h)"
+            ) from None
     if filters["role"] not in (None, "system", "user", "assistant", "tool"):
         raise click.UsageError(f"--role {filters['role']!r}: there are system, user, assistant and tool")
-    if filters["text"] == "":
-        raise click.UsageError("--text is empty: say what to look for")
     filters["text"] = clean(filters["text"])  # an argument may be no UTF-8
     given = MessageFilter(session_id=session, run_id=filters.pop("run"), **filters)
     return Asked(settings=settings_or_exit(db=db), url=url, tenant=tenant or "default", filters=given)

@@ -10,13 +10,13 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
 from app.agent.errors import InvalidRequest, Unavailable
+from app.agent.ids import now_us
 from app.cli import DONE, FAILED, UNREACHABLE, USAGE, echo_json
 from app.cli.audit_lines import lines_of
 from app.cli.shares import Shares
@@ -34,6 +34,7 @@ from app.store.messages import SqlAuditStore
 from app.store.migrate import newest, revision
 from app.store.reader import can_be_stored
 from app.store.verifying import Chains
+from app.wire import microseconds_of
 from app.wiring import audit_key_of
 
 PAGE = 500
@@ -66,15 +67,11 @@ class Asked:
 
 
 def time_of(text: str) -> int:
-    """A time in µs: RFC 3339, or how long ago (`30d`, `12h`, `45m`). Raises ValueError."""
+    """A time in µs: RFC 3339 as over HTTP, or how long ago (`30d`, `12h`, `45m`). Raises ValueError."""
     count, unit = text[:-1], text[-1:]
     if unit in _UNITS and count.isascii() and count.isdigit() and len(count) <= 6:
-        then = datetime.now(UTC) - timedelta(seconds=int(count) * _UNITS[unit])
-    else:
-        then = datetime.fromisoformat(text)
-    if then.tzinfo is None:
-        then = then.replace(tzinfo=UTC)
-    return int(then.timestamp() * 1_000_000)
+        return now_us() - int(count) * _UNITS[unit] * 1_000_000
+    return microseconds_of(text)
 
 
 # ── show ────────────────────────────────────────────────────────────────────────────────────────────────────────

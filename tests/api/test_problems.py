@@ -219,6 +219,34 @@ async def test_a_parameter_that_comes_twice_is_refused_by_its_name(
     assert "2 times" in problem["detail"]
 
 
+@pytest.mark.spec("12.4")
+@pytest.mark.parametrize(
+    "path", ["/v1/audit", "/v1/audit/export", f"/v1/sessions/{UNKNOWN}/messages", f"{RUN}/{UNKNOWN}/messages"]
+)
+async def test_an_empty_filter_is_refused_and_not_taken_for_none(http: httpx.AsyncClient, path: str) -> None:
+    names = ["agent", "role", "tool", "since", "until", "text", "order"]
+    names += ["session_id", "run_id"] if "audit" in path else []
+    names += ["decision"] if path == "/v1/audit" else []
+    for name in names:
+        problem = checked(await http.get(path, params={name: ""}), 422, "invalid_request")
+        assert [error["at"] for error in problem["errors"]] == [name]
+        assert "leave it out" in problem["detail"] or name in ("role", "order"), problem
+
+
+@pytest.mark.spec("12.4")
+@pytest.mark.parametrize(
+    "value", ["20261201", "2026", "1767225600.5", "2026-01-01T00:00:00", "2026-01-01T00:00:00+01:00"]
+)
+async def test_a_time_that_is_not_of_rfc_3339_is_refused_with_what_to_write(
+    http: httpx.AsyncClient, value: str
+) -> None:
+    for name in ("since", "until"):
+        answer = await http.get(f"/v1/audit?{name}={value}")  # a + that is not written as %2B is a space
+        problem = checked(answer, 422, "invalid_request")
+        assert [error["at"] for error in problem["errors"]] == [name]
+        assert "write 2026-01-31T08:00:00Z or" in problem["detail"]
+
+
 async def test_a_parameter_that_is_a_list_may_come_twice(http: httpx.AsyncClient) -> None:
     answer = await http.get("/v1/permissions?explain=Read&agent=lead&agent=scout")
     assert answer.status_code == 200, answer.text

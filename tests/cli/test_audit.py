@@ -30,6 +30,8 @@ from tests.postgres import postgres_server, postgres_url  # noqa: F401  fixtures
 from tests.service import script, serving
 from tests.store.facts import Facts, replaced
 
+FILTERS = ("run", "agent", "role", "tool", "text", "since", "until", "tenant")
+
 
 async def run(*arguments: str, env: Mapping[str, str] | None = None) -> Ended:
     """The command in a thread of this process."""
@@ -186,6 +188,10 @@ async def test_wrong_usage_and_what_is_no_database_of_ours_end_with_2_and_make_n
         (("verify", "ses_1", "--all"), "--all"),
         (("show", "--since", "yesterday"), "--since"),
         (("show", "--role", "boss"), "boss"),
+        *((("show", f"--{name}", ""), f"--{name} is empty") for name in FILTERS),
+        (("export", ""), "SESSION is empty"),
+        (("export", "--until", "20261201"), "2026-01-31T08:00:00Z"),
+        (("export", "--since", "2026-12-01T00:00:00"), "2026-01-31T08:00:00Z"),
         (("show", "--url", "http://127.0.0.1:1", "--db", "x.db"), "--url"),
         (("verify", "--all", "--rows", "--url", "http://127.0.0.1:1"), "--rows"),
         (("verify", "--all", "--db", str(tmp_path / "missing.db")), "there is no database"),

@@ -6,7 +6,7 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from app.api.audit_export import ANSWERS, Format, exported, form_of
-from app.api.audit_query import Decision, Narrowing, Paging, RunId, decisions, messages
+from app.api.audit_query import Decision, Narrowing, Paging, RunId, SessionId, decisions, messages
 from app.api.deps import Reading
 from app.api.docs import new_router, problems
 from app.api.pages import answer
@@ -14,8 +14,6 @@ from app.api.schemas import answers, approvals
 from app.sessions.verifying import MAX_EVENTS
 
 router = new_router("audit")
-
-SessionId = Annotated[str | None, Query(description="Of this session.")]
 
 
 @router.get("/v1/audit", response_model=answers.MessagePage | approvals.AuditDecisionPage, responses=problems())
