@@ -16,13 +16,14 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from app.frames import FrameParser, Gap, Malformed, Place, Received, Texts
-from app.pauses import PATIENCE_S, BrokenStream, Pauses, Unreachable
+from app.pauses import PATIENCE_S, BrokenStream, CutOff, Pauses, Unreachable
 
 __all__ = [
     "BlockingClient",
     "BrokenStream",
     "Client",
     "CursorExpired",
+    "CutOff",
     "Received",
     "ServiceError",
     "Texts",
@@ -112,15 +113,21 @@ class Client:
         return answer
 
     async def download(self, path: str, **query: Any) -> AsyncGenerator[bytes, None]:
-        """An answer that is no JSON, in pieces as they come. Raises like `request`."""
+        """An answer that is no JSON, in pieces as they come. Raises like `request`, and `CutOff` for one that does not
+        come to its end."""
         params = {key: str(value) for key, value in query.items() if value is not None}
+        came = None
         try:
             async with self._http.get(self.url + path, params=params) as answer:
                 if answer.status >= 400:
                     raise _refused(answer, await answer.text())
+                came = 0
                 async for chunk in answer.content.iter_any():
+                    came += len(chunk)
                     yield chunk
         except aiohttp.ClientError as error:
+            if came is not None:
+                raise CutOff(f"the answer of {self.url} was cut off after {came} bytes") from error
             raise Unreachable(f"{self.url} does not answer: {error}") from error
 
     async def answer(self, approval_id: str, decision: str, **fields: Any) -> dict[str, Any]:

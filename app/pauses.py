@@ -18,6 +18,10 @@ class Unreachable(Exception):
     """Nothing answers at that address."""
 
 
+class CutOff(Unreachable):
+    """An answer began and did not come to its end."""
+
+
 class BrokenStream(Unreachable):
     """What answers there is no event stream of this service, or leaves events out each time it is asked."""
 

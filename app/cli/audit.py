@@ -19,9 +19,10 @@ from app.agent.errors import InvalidRequest, Unavailable
 from app.agent.ids import now_us
 from app.cli import DONE, FAILED, UNREACHABLE, USAGE, echo_json
 from app.cli.audit_lines import lines_of
+from app.cli.output import Unwritable, writing
 from app.cli.shares import Shares
 from app.cli.tree import printable
-from app.client import Client, ServiceError, Unreachable
+from app.client import Client, CutOff, ServiceError, Unreachable
 from app.sessions.audit import MessageFilter
 from app.sessions.exporting import Form, head_of, lines_as
 from app.sessions.verifying import DAMAGE, FORGERY, Checked, report
@@ -87,12 +88,13 @@ async def _show(asked: Asked, limit: int, *, as_json: bool) -> int:
     found: list[View] = []
     async for page in _pages(asked, limit):
         found += page
-    for view in reversed(found):
-        if as_json:
-            echo_json(view)
-        else:
-            for line in lines_of(view):
-                click.echo(line)
+    with writing():
+        for view in reversed(found):
+            if as_json:
+                echo_json(view)
+            else:
+                for line in lines_of(view):
+                    click.echo(line)
     if not found:
         click.echo("no message is of that kind", err=True)
     return DONE
@@ -130,18 +132,17 @@ def export(asked: Asked, *, form: Form, output: Path | None, as_json: bool) -> i
 
 async def _export(asked: Asked, form: Form, output: Path | None, *, as_json: bool) -> int:
     if output is None:
-        await _write(asked, form, sys.stdout.buffer)
+        with writing():
+            await _write(asked, form, sys.stdout.buffer)
         return DONE
     part = output.with_name(f"{output.name}.part")
     try:
-        # For the owner alone: conversations are in it.
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            await _write(asked, form, file)
-            size = file.tell()
-        part.replace(output)
-    except OSError as error:
-        click.echo(f"{output} cannot be written: {error.strerror}", err=True)
-        return USAGE
+        with writing(str(output)):
+            # For the owner alone: conversations are in it.
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                await _write(asked, form, file)
+                size = file.tell()
+            part.replace(output)
     finally:
         part.unlink(missing_ok=True)
     if as_json:
@@ -290,6 +291,14 @@ def _carried_out(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     """Do it; the exit code, with one line about what went wrong."""
     try:
         return asyncio.run(work())
+    except Unwritable as error:
+        click.echo(str(error), err=True)
+        return USAGE
+    except CutOff as error:
+        click.echo(
+            f"{error}: what came is not all. The log of the service may say why; try again, or use --db.", err=True
+        )
+        return UNREACHABLE
     except Unreachable as error:
         click.echo(f"{error}. Start it with `subagentd serve`, or read its database with --db.", err=True)
         return UNREACHABLE

@@ -6,8 +6,12 @@ import csv
 import io
 import json
 import os
+import socket
 import sqlite3
 import stat
+import struct
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -213,6 +217,48 @@ async def test_a_file_that_cannot_be_written_is_said_and_nothing_is_left(tmp_pat
     assert ended.code == 2
     assert "nowhere/x.csv" in ended.err
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.spec("16.4", "16.6", "12.4")
+async def test_a_full_standard_output_is_said_like_a_full_file(tmp_path: Path) -> None:
+    async with serving(tmp_path, env=script(tmp_path, PLAY)) as service, service.client() as client:
+        await done(client)
+        for command in (
+            ("show", "--db", str(service.database)),
+            ("export", "--db", str(service.database)),
+            ("export", "--format", "csv", "--url", service.url),
+        ):
+            with open("/dev/full", "wb") as full:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "app", "audit", *command, stdout=full, stderr=subprocess.PIPE
+                )
+                async with asyncio.timeout(60):
+                    _, said = await process.communicate()
+            expected = "standard output cannot be written: No space left on device\n"
+            assert (process.returncode, said.decode()) == (2, expected), command
+
+
+@pytest.mark.spec("16.4", "16.6", "12.4")
+@pytest.mark.parametrize("abort", [False, True], ids=["closed", "reset"])
+async def test_an_export_that_is_cut_off_says_so_and_leaves_no_file(tmp_path: Path, abort: bool) -> None:
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n")
+        await writer.drain()
+        if abort:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.close()
+
+    server = await asyncio.start_server(cut, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for output in ((), ("-o", str(tmp_path / "all.ndjson"))):
+            ended = await run("export", "--url", url, *output)
+            assert ended.code == 3
+            assert f"the answer of {url} was cut off after" in ended.err
+            assert "subagentd serve" not in ended.err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.spec("16.4", "16.6")
