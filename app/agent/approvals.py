@@ -316,7 +316,7 @@ def _resolved(question: Question, answer: Answer, rule: PermissionRule | None) -
     """`rule`: what a person's answer allows from now on, for this question and for those that it releases."""
     person = answer.kind in (AnswerKind.ALLOW_ONCE, AnswerKind.ALLOW_SESSION, AnswerKind.DENY)
     kinds = {AnswerKind.EXPIRED: "timeout", AnswerKind.CANCELLED: "cancelled", AnswerKind.RELEASED: "rule"}
-    return PermissionResolved(
+    payload = PermissionResolved(
         approval_id=question.id,
         call_id=question.call_id,
         tool=question.tool,
@@ -330,3 +330,6 @@ def _resolved(question: Question, answer: Answer, rule: PermissionRule | None) -
         reason=answer.message or None,
         arguments=dict(answer.arguments) if answer.arguments is not None else None,
     )
+    if answer.arguments is not None:
+        payload["edited_digest"] = digest_of(question.tool, dict(answer.arguments))  # before anything is masked
+    return payload

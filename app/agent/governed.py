@@ -128,7 +128,8 @@ class PermissionResolved(TypedDict):
     """`permission.resolved`: a decision about a call, with its provenance. `kind`: `rule`, `default`, `ceiling`,
     `answer`, `person`, `timeout`, `cancelled`; `decision`: `allow`, `deny`, or how a request was settled (`allow_once`,
     `allow_session`, `deny`, `expired`, `cancelled`, `released`). `approval_id` null: nobody was asked; `call_id`
-    null: a caller's own order was judged, which is no call of a run. `arguments`: what a person made of them."""
+    null: a caller's own order was judged, which is no call of a run. `digest`: of the arguments that were decided
+    about. `arguments`: what a person made of them; `edited_digest`: of these, with which the call may run."""
 
     approval_id: str | None
     call_id: str | None
@@ -142,6 +143,7 @@ class PermissionResolved(TypedDict):
     owner: str | None
     reason: str | None
     arguments: dict[str, Any] | None
+    edited_digest: NotRequired[str]
 
 
 class DuplicateBlocked(TypedDict):

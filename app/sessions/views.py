@@ -260,6 +260,6 @@ def decision_view(row: Row) -> dict[str, Any]:
     """A decision of a rule, a person, the clock or a hook, with its provenance."""
     names = (
         "seq", "session_id", "run_id", "agent", "name", "depth", "step", "type", "decision", "kind", "tool", "call_id",
-        "rule", "scope", "owner", "decided_by", "hook", "reason", "digest", "approval_id",
+        "rule", "scope", "owner", "decided_by", "hook", "reason", "digest", "edited_digest", "approval_id",
     )  # fmt: skip
     return {name: row[name] for name in names} | {"ts": moment(row["ts"])}

@@ -6,6 +6,7 @@ Knows neither batches nor SQL. Payloads come without their None values.
 from collections.abc import Mapping
 from typing import Any
 
+from app.agent.approvals import digest_of
 from app.agent.events import Event
 
 Row = dict[str, Any]
@@ -71,6 +72,15 @@ def decided(event: Event, payload: Mapping[str, Any]) -> Row:
     row |= {"run_id": run.id if run is not None else None, "agent": run.agent if run is not None else None}
     row |= {"name": run.name if run is not None else None, "depth": run.depth if run is not None else 0}
     row |= {"step": event.step or 0, "decided_by": payload.get("by"), "ts": event.ts}
+    row["edited_digest"] = _edited(event, payload)
     if row["tool"] is not None:
         row["tool"] = row["tool"][:MAX_NAME]
     return row | ({"kind": "hook"} if row["hook"] is not None else {})
+
+
+def _edited(event: Event, payload: Mapping[str, Any]) -> str | None:
+    """The digest of the arguments that a person has put in place of those asked about. Events of before 0013 have no
+    digest but the arguments, masked as they are stored; migration 0013 has made the same of them."""
+    if event.type != "permission.resolved" or payload.get("arguments") is None:
+        return None
+    return payload.get("edited_digest") or digest_of(payload["tool"], payload["arguments"])

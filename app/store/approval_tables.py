@@ -67,6 +67,7 @@ decisions = Table(
     text("reason", null=True),
     text("digest", null=True),
     text("approval_id", null=True),
+    text("edited_digest", null=True),  # null: the call may run with what `digest` is of
     big("ts"),
     key("session_id", "seq"),
     Index("ix_decisions_run", "tenant_id", "run_id", "seq"),

@@ -20,6 +20,7 @@ from tests.world import world
 ASK_ALL = ruled(ask=["Bash"])
 RULE = PermissionRule(effect=Verdict.ALLOW, tool="run_command", pattern="make", text="Bash(make)")
 ASKED = Decision(verdict=Verdict.ASK, kind=DecisionKind.RULE, reason="a rule asks", suggested_rule=RULE)
+SECRET = "sk-very-secret-value-0123456789"
 GO = Answer(kind=AnswerKind.ALLOW_ONCE)
 
 
@@ -115,6 +116,31 @@ async def test_a_call_runs_with_the_arguments_that_a_person_made_of_it(tmp_path:
         assert tool.arguments == [{"command": "make test"}]
         shown = await w.inbox.get("default", first["approval_id"])
         assert (shown["arguments"], shown["edited_arguments"]) == ({"command": "make all"}, {"command": "make test"})
+        rows = {row["approval_id"]: row for row in await w.rows("decisions") if row["approval_id"] is not None}
+        for question, command in ((first, "make test"), (second, "rm -rf x")):
+            row = rows[question["approval_id"]]
+            assert row["digest"] == question["digest"], "what was asked"
+            assert row["edited_digest"] == digest_of("run_command", {"command": command}), "what was allowed"
+
+
+@pytest.mark.spec("8.3", "12.6")
+async def test_the_digest_of_edited_arguments_is_that_of_what_runs_and_not_of_what_is_masked(tmp_path: Path) -> None:
+    async with world(tmp_path, tools=[commands()], secrets=[SECRET], permissions=ASK_ALL) as w:
+        run = await w.run(run_command("make", "ls"))
+        first, second = await questions(w, run.session_id, 2)
+        edited = {"command": f"make {SECRET}"}
+        await give(w, first["approval_id"], arguments=edited)
+        await give(w, second["approval_id"])
+        await w.finished(run)
+        asked, plain = await w.events(run.session_id, "permission.resolved")
+        assert SECRET not in str(asked["data"])
+        assert asked["data"]["edited_digest"] == digest_of("run_command", edited)
+        assert "edited_digest" not in plain["data"]
+        rows = {row["approval_id"]: row["edited_digest"] for row in await w.rows("decisions")}
+        assert rows == {
+            first["approval_id"]: digest_of("run_command", edited),
+            second["approval_id"]: None,
+        }
 
 
 @pytest.mark.spec("8.2")

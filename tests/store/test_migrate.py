@@ -6,12 +6,15 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
 from sqlalchemy import Column, Integer, inspect, text
 
+from app.agent.approvals import digest_of
 from app.sessions.views import handoff_view
 from app.store import migrate
 from app.store.columns import metadata
@@ -20,6 +23,7 @@ from app.store.location import locate, make_file
 from app.store.migrate import MigrationError, differences, main, newest, upgrade
 from app.store.runs import SqlRunStore
 from app.store.tables import runs
+from app.store.verifying import Chains
 from tests.store.facts import Facts, replaced
 
 
@@ -191,8 +195,8 @@ def filled_from(where: str, source: str) -> None:
         old.begin(),
     ):
         for table in metadata.sorted_tables:
-            if not inspect(old).has_table(table.name):
-                continue
+            if table.name == "text_index" or not inspect(old).has_table(table.name):
+                continue  # a migration has filled it
             there = [column["name"] for column in inspect(old).get_columns(table.name)]
             names = ", ".join(f'"{name}"' for name in there)
             rows = [dict(row) for row in new.execute(text(f"SELECT {names} FROM {table.name}")).mappings()]
@@ -240,6 +244,45 @@ async def test_a_database_of_the_first_schema_keeps_its_rows_and_takes_new_ones(
     finally:
         writer.close()
         await database.close()
+
+
+@pytest.mark.spec("12.1", "8.3", "12.5")
+async def test_approvals_of_an_older_version_say_over_which_arguments_and_their_rows_stay_sound(
+    old_and_new: tuple[str, str],
+) -> None:
+    old, new = old_and_new
+    facts = Facts()
+    run, call = facts.run(), facts.call()
+    edited = {"path": "《b》.txt", "limit": [1, 2.5, None]}
+    writer = Database(new).writer(replaced)
+    told = [facts.created(), facts.queued(run)]
+    answers: tuple[dict[str, Any], ...] = (
+        {"decision": "allow_once", "arguments": edited},
+        {"decision": "allow_once"},
+        {"decision": "allow_once", "reason": 'I read the "arguments".'},
+        {"decision": "allow_once", "arguments": edited, "edited_digest": "11" * 32},
+        {"decision": "deny"},
+    )
+    for number, changes in enumerate(answers):
+        told += [facts.asked(run, call, f"apr_{number}"), facts.answered(run, call, f"apr_{number}", **changes)]
+    assert not writer.write(told)
+    writer.close()
+    at_revision(old, "0012")
+    filled_from(old, new)
+    assert upgrade(old) is True
+    with writing_connection(locate(old), "FULL", 1000) as connection:
+        found = connection.execute(text("SELECT edited_digest FROM decisions ORDER BY seq")).scalars().all()
+        assert found[:3] == [digest_of(call["name"], edited), None, None]
+        # as of an event of this version, which an older one cannot have written
+        connection.execute(
+            text("UPDATE decisions SET edited_digest = :new WHERE approval_id = 'apr_3'"), {"new": "11" * 32}
+        )
+        connection.commit()
+    with closing(Database(old).looking()) as looking:
+        chains = Chains(looking, None)
+        checked = chains.check("default", facts.session.id)
+        assert checked is not None
+        assert chains.with_rows("default", facts.session.id, checked).flaw is None
 
 
 # ── installed and changed ───────────────────────────────────────────────────────────────────────────────────────

@@ -88,7 +88,10 @@ class AuditDecision(Answer):
     decided_by: str | None
     hook: str | None
     reason: str | None
-    digest: str | None
+    digest: str | None = Field(description="Of the arguments that were decided about.")
+    edited_digest: str | None = Field(
+        description="Of the arguments that a person has put in their place, with which the call may run; null: of none."
+    )
     approval_id: str | None
     ts: str
 
