@@ -1,28 +1,27 @@
-"""Messages as a file that is sent while it is read: which form a client wants, and the stream of it."""
+"""Messages or decisions as a file that is sent while it is read: which form a client wants, and the stream of it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Query, Request
 from starlette.responses import Response
 
 from app.agent.errors import InvalidRequest
-from app.api.audit_query import Narrowed
 from app.api.deps import Asked
 from app.api.errors import NotAcceptable
 from app.api.event_stream import EventStream, whose
 from app.api.sse import weights
-from app.sessions.audit import MessageFilter, check_text
-from app.sessions.exporting import CSV, NDJSON, Form, head_of, lines_as
+from app.sessions.audit import Filter, MessageFilter, check_text
+from app.sessions.exporting import CSV, NDJSON, Form, lines_for
 
 Format = Annotated[str | None, Query(alias="format", description="`ndjson` (default) or `csv`; before `Accept`.")]
 _MEDIA: dict[Form, str] = {"ndjson": NDJSON, "csv": f"{CSV}; charset=utf-8; header=present"}
 _TEXT = {"schema": {"type": "string"}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "One message a line, or with `csv` one a record, below the names of the columns.",
+        "description": "One message, or with `decision` one decision, a line; with `csv` one a record, below the names "
+        "of the columns.",
         "content": {NDJSON: _TEXT, CSV: _TEXT},
     }
 }
@@ -52,16 +51,14 @@ def form_of(request: Request, wanted: str | None) -> Form:
 async def exported(
     request: Request,
     asked: Asked,
-    narrowed: Narrowed,
+    filters: Filter,
     form: Form,
     *,
     name: str,
-    session_id: str | None = None,
-    run_id: str | None = None,
 ) -> Response:
-    """All messages that are asked for. `name` is that of the file."""
-    filters = replace(narrowed.filters, session_id=session_id, run_id=run_id, newest_first=narrowed.order == "newest")
-    check_text(filters)  # before the answer begins
+    """All messages or decisions that are asked for. `name` is that of the file."""
+    if isinstance(filters, MessageFilter):
+        check_text(filters)  # before the answer begins
     await asked.services.journal.settle()
     headers = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
     return EventStream(
@@ -70,12 +67,13 @@ async def exported(
         media_type=_MEDIA[form],
         ping=0,
         send_timeout=request.app.state.stream.send_timeout_s,
-        about=whose(asked.caller.key_id, session_id),
+        about=whose(asked.caller.key_id, filters.session_id),
     )
 
 
-async def _lines(asked: Asked, filters: MessageFilter, form: Form) -> AsyncGenerator[bytes]:
-    lines = lines_as(form)
-    yield head_of(form)
+async def _lines(asked: Asked, filters: Filter, form: Form) -> AsyncGenerator[bytes]:
+    kind = lines_for(filters)
+    lines = kind.of(form)
+    yield kind.head(form)
     async for rows in asked.services.audit.export(asked.tenant, filters):
         yield await asyncio.to_thread(lines, rows)  # a page of long texts would keep all others waiting

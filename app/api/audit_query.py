@@ -10,7 +10,7 @@ from starlette.responses import Response
 from app.agent.errors import InvalidRequest
 from app.api.deps import Asked
 from app.api.pages import Cursor, Limit, answer
-from app.sessions.audit import MAX_TEXT, DecisionFilter, MessageFilter, Page
+from app.sessions.audit import ANY, MAX_TEXT, DecisionFilter, Filter, MessageFilter, Page
 from app.sessions.views import decision_view, message_view
 from app.wire import EXAMPLE, microseconds_of
 
@@ -32,18 +32,18 @@ def _moment(value: str) -> str:
     return value
 
 
-Filter = Annotated[str, AfterValidator(_given), Field(json_schema_extra={"minLength": 1})]
+Wanted = Annotated[str, AfterValidator(_given), Field(json_schema_extra={"minLength": 1})]
 Moment = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"format": "date-time"})]
-Agent = Annotated[Filter | None, Query(description="Of this agent.")]
-Tool = Annotated[Filter | None, Query(description="Results of this tool.")]
-RunId = Annotated[Filter | None, Query(description="Of this run.")]
-SessionId = Annotated[Filter | None, Query(description="Of this session.")]
+Agent = Annotated[Wanted | None, Query(description="Of this agent.")]
+Tool = Annotated[Wanted | None, Query(description="Results of this tool.")]
+RunId = Annotated[Wanted | None, Query(description="Of this run.")]
+SessionId = Annotated[Wanted | None, Query(description="Of this session.")]
 Decision = Annotated[
-    Filter | None,
+    Wanted | None,
     Query(description="Decisions instead of messages: `allow`, `deny`, `expired`, `block`, …; `any`: all of them."),
 ]
 Text = Annotated[
-    Filter | None,
+    Wanted | None,
     Query(
         max_length=MAX_TEXT,
         description="Whose content holds this, literally: no character is an operator. ASCII letters are found in "
@@ -63,6 +63,36 @@ class Narrowed:
 
     filters: MessageFilter
     order: Literal["oldest", "newest"] | None
+
+    def messages(self, *, session_id: str | None, run_id: str | None, newest_first: bool) -> MessageFilter:
+        """The messages of a session, of a run, of all; `newest_first`: where no order is asked for."""
+        first = self._newest_first(newest_first)
+        return replace(self.filters, session_id=session_id, run_id=run_id, newest_first=first)
+
+    def decisions(
+        self, decision: str, *, session_id: str | None, run_id: str | None, newest_first: bool
+    ) -> DecisionFilter:
+        """The same of decisions, one kind or `any`. Raises `InvalidRequest` for filters that only messages have."""
+        given = self.filters
+        for name in ("role", "text"):
+            if getattr(given, name) is not None:
+                raise InvalidRequest(
+                    f"{name} is about messages and decision is not: leave one of them out",
+                    errors=[{"at": name, "message": "not with decision"}],
+                )
+        return DecisionFilter(
+            session_id=session_id,
+            run_id=run_id,
+            agent=given.agent,
+            tool=given.tool,
+            decision=None if decision == ANY else decision,
+            since=given.since,
+            until=given.until,
+            newest_first=self._newest_first(newest_first),
+        )
+
+    def _newest_first(self, otherwise: bool) -> bool:
+        return otherwise if self.order is None else self.order == "newest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +142,7 @@ async def messages(
     newest_first: bool = False,
 ) -> Response:
     """A page of messages."""
-    filters = replace(
-        narrowed.filters,
-        session_id=session_id,
-        run_id=run_id,
-        newest_first=newest_first if narrowed.order is None else narrowed.order == "newest",
-    )
+    filters = narrowed.messages(session_id=session_id, run_id=run_id, newest_first=newest_first)
     await asked.services.journal.settle()  # what has happened is to be in the answer
     page = await asked.services.audit.messages(asked.tenant, filters, cursor=paged.cursor, limit=paged.limit)
     return await _answered(asked, [message_view(row) for row in page.items], page, paged, filters)
@@ -127,31 +152,13 @@ async def decisions(
     asked: Asked, narrowed: Narrowed, paged: Paged, decision: str, *, session_id: str | None, run_id: str | None
 ) -> Response:
     """A page of decisions."""
-    given = narrowed.filters
-    for name in ("role", "text"):
-        if getattr(given, name) is not None:
-            raise InvalidRequest(
-                f"{name} is about messages and decision is not: leave one of them out",
-                errors=[{"at": name, "message": "not with decision"}],
-            )
-    filters = DecisionFilter(
-        session_id=session_id,
-        run_id=run_id,
-        agent=given.agent,
-        tool=given.tool,
-        decision=None if decision == "any" else decision,
-        since=given.since,
-        until=given.until,
-        newest_first=narrowed.order != "oldest",
-    )
+    filters = narrowed.decisions(decision, session_id=session_id, run_id=run_id, newest_first=True)
     await asked.services.journal.settle()
     page = await asked.services.audit.decisions(asked.tenant, filters, cursor=paged.cursor, limit=paged.limit)
     return await _answered(asked, [decision_view(row) for row in page.items], page, paged, filters)
 
 
-async def _answered(
-    asked: Asked, items: list[dict[str, Any]], page: Page, paged: Paged, filters: MessageFilter | DecisionFilter
-) -> Response:
+async def _answered(asked: Asked, items: list[dict[str, Any]], page: Page, paged: Paged, filters: Filter) -> Response:
     """The page and, where that was asked for, the count; both say where they stopped early."""
     shown: dict[str, Any] = {"items": items, "next": page.next}
     of_text = isinstance(filters, MessageFilter) and filters.text is not None

@@ -130,7 +130,8 @@ def _filters(command: Any) -> Any:
         ("--until", "Before this time; like --since."),
         ("--since", "From this time on: RFC 3339, or how long ago: 30d, 12h, 45m."),
         ("--text", "Whose content holds this, literally; ASCII letters in either case."),
-        ("--tool", "Results of this tool."),
+        ("--decision", "Decisions instead of messages: allow, deny, expired, block, …; any: all of them."),
+        ("--tool", "Results of this tool, or decisions about it."),
         ("--role", "system, user, assistant or tool."),
         ("--agent", "Of this agent."),
         ("--run", "Of this run."),
@@ -141,7 +142,7 @@ def _filters(command: Any) -> Any:
 
 
 def _asked(session: str | None, url: str | None, db: str | None, tenant: str | None, **filters: Any) -> Any:
-    """Which messages of which place; ends the command where that makes no sense."""
+    """Which messages or decisions of which place; ends the command where that makes no sense."""
     from app.cli.audit import Asked, time_of  # noqa: PLC0415
     from app.sessions.audit import MessageFilter  # noqa: PLC0415
     from app.wire import EXAMPLE, clean  # noqa: PLC0415
@@ -161,8 +162,19 @@ def _asked(session: str | None, url: str | None, db: str | None, tenant: str | N
     if filters["role"] not in (None, "system", "user", "assistant", "tool"):
         raise click.UsageError(f"--role {filters['role']!r}: there are system, user, assistant and tool")
     filters["text"] = clean(filters["text"])  # an argument may be no UTF-8
-    given = MessageFilter(session_id=session, run_id=filters.pop("run"), **filters)
+    filters |= {"session_id": session, "run_id": filters.pop("run")}
+    decision = filters.pop("decision")
+    given = MessageFilter(**filters) if decision is None else _decisions(decision, **filters)
     return Asked(settings=settings_or_exit(db=db), url=url, tenant=tenant or "default", filters=given)
+
+
+def _decisions(decision: str, *, role: str | None, text: str | None, **filters: Any) -> Any:
+    from app.sessions.audit import ANY, DecisionFilter  # noqa: PLC0415
+
+    for name, said in (("role", role), ("text", text)):
+        if said is not None:
+            raise click.UsageError(f"--{name} is about messages and --decision is not: leave one of them out")
+    return DecisionFilter(decision=None if decision == ANY else decision, **filters)
 
 
 def _one_place(url: str | None, db: str | None, tenant: str | None) -> None:
@@ -174,7 +186,7 @@ def _one_place(url: str | None, db: str | None, tenant: str | None) -> None:
 @_filters
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many, the newest.")
 def audit_show(as_json: bool, limit: int, **options: str | None) -> None:
-    """Show the newest messages (of SESSION), tool calls and their results among them."""
+    """Show the newest messages (of SESSION), tool calls and their results among them; or what was decided."""
     from app.cli.audit import show  # noqa: PLC0415
 
     sys.exit(show(_asked(**options), limit=limit, as_json=as_json))
@@ -185,7 +197,7 @@ def audit_show(as_json: bool, limit: int, **options: str | None) -> None:
 @click.option("--format", "form", type=click.Choice(["ndjson", "csv"]), default="ndjson", show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="A file instead of the terminal.")
 def audit_export(as_json: bool, form: Any, output: Path | None, **options: str | None) -> None:
-    """Write all messages (of SESSION) as lines of JSON or as CSV."""
+    """Write all messages, or all decisions, (of SESSION) as lines of JSON or as CSV."""
     from app.cli.audit import export  # noqa: PLC0415
 
     sys.exit(export(_asked(**options), form=form, output=output, as_json=as_json))

@@ -1,4 +1,4 @@
-"""`subagentd audit`: show, export and verify what was said, from a running service or straight from its database.
+"""`subagentd audit`: show, export and verify what was said and decided, from a running service or its database.
 
 The database is only read, and may be in use by a server.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,10 +23,10 @@ from app.cli.output import Unwritable, writing
 from app.cli.shares import Shares
 from app.cli.tree import printable
 from app.client import Client, CutOff, ServiceError, Unreachable
-from app.sessions.audit import MessageFilter
-from app.sessions.exporting import Form, head_of, lines_as
+from app.sessions.audit import ANY, DecisionFilter, Filter, MessageFilter, Page
+from app.sessions.exporting import Form, lines_for
 from app.sessions.verifying import DAMAGE, FORGERY, Checked, report
-from app.sessions.views import message_view, moment
+from app.sessions.views import decision_view, message_view, moment
 from app.settings import Settings
 from app.store.as_stored import Damaged
 from app.store.database import Database, looking_connection
@@ -46,20 +46,26 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Which messages, and where they are read: from the service at `url`, or (None) in the database of the settings, as
-    `tenant`. Times in µs."""
+    """Which messages or decisions, and where they are read: from the service at `url`, or (None) in the database of the
+    settings, as `tenant`. Times in µs."""
 
     settings: Settings
     url: str | None
     tenant: str
-    filters: MessageFilter
+    filters: Filter
 
     def query(self) -> dict[str, Any]:
         """The filters as parameters of the service."""
-        names = ("session_id", "run_id", "agent", "role", "tool", "text")
-        given = {name: getattr(self.filters, name) for name in names}
-        times = {"since": moment(self.filters.since), "until": moment(self.filters.until)}
-        return given | times | {"order": "newest" if self.filters.newest_first else "oldest"}
+        given = asdict(self.filters)
+        given["order"] = "newest" if given.pop("newest_first") else "oldest"
+        if isinstance(self.filters, DecisionFilter):
+            given["decision"] = self.filters.decision or ANY
+        return given | {"since": moment(self.filters.since), "until": moment(self.filters.until)}
+
+    @property
+    def about(self) -> str:
+        """What is asked for, in a word."""
+        return "decision" if isinstance(self.filters, DecisionFilter) else "message"
 
     def client(self) -> Client:
         """A client of the service."""
@@ -79,7 +85,7 @@ def time_of(text: str) -> int:
 
 
 def show(asked: Asked, *, limit: int, as_json: bool) -> int:
-    """Print the newest messages, the oldest of them first."""
+    """Print the newest messages or decisions, the oldest of them first."""
     return _carried_out(lambda: _show(asked, limit, as_json=as_json))
 
 
@@ -96,12 +102,12 @@ async def _show(asked: Asked, limit: int, *, as_json: bool) -> int:
                 for line in lines_of(view):
                     click.echo(line)
     if not found:
-        click.echo("no message is of that kind", err=True)
+        click.echo(f"no {asked.about} is of that kind", err=True)
     return DONE
 
 
 async def _pages(asked: Asked, limit: int) -> AsyncIterator[list[View]]:
-    """At most `limit` messages in pages."""
+    """At most `limit` messages or decisions in pages."""
     cursor, left = None, limit
     if asked.url is not None:
         async with asked.client() as client:
@@ -115,18 +121,27 @@ async def _pages(asked: Asked, limit: int) -> AsyncIterator[list[View]]:
     async with _database(asked.settings) as database:
         store = SqlAuditStore(database.reader)
         while left > 0:
-            rows = await store.messages(asked.tenant, asked.filters, cursor=cursor, limit=min(left, PAGE))
-            yield [message_view(row) for row in rows.items]
+            rows, views = await _page(store, asked, cursor, min(left, PAGE))
+            yield views
             left, cursor = left - len(rows.items), rows.next
             if cursor is None:
                 return
+
+
+async def _page(store: SqlAuditStore, asked: Asked, cursor: str | None, limit: int) -> tuple[Page, list[View]]:
+    filters = asked.filters
+    if isinstance(filters, DecisionFilter):
+        page = await store.decisions(asked.tenant, filters, cursor=cursor, limit=limit)
+        return page, [decision_view(row) for row in page.items]
+    page = await store.messages(asked.tenant, filters, cursor=cursor, limit=limit)
+    return page, [message_view(row) for row in page.items]
 
 
 # ── export ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def export(asked: Asked, *, form: Form, output: Path | None, as_json: bool) -> int:
-    """Write all messages, oldest first, to a file or to standard output. A file is there once it is complete."""
+    """Write all of them, oldest first, to a file or to standard output. A file is there once it is complete."""
     return _carried_out(lambda: _export(asked, form, output, as_json=as_json))
 
 
@@ -158,8 +173,9 @@ async def _write(asked: Asked, form: Form, file: IO[bytes]) -> None:
             async for chunk in client.download("/v1/audit/export", format=form, **asked.query()):
                 file.write(chunk)
     else:
-        lines = lines_as(form)
-        file.write(head_of(form))
+        kind = lines_for(asked.filters)
+        lines = kind.of(form)
+        file.write(kind.head(form))
         async with _database(asked.settings) as database:
             async for rows in SqlAuditStore(database.reader).export(asked.tenant, asked.filters):
                 file.write(lines(rows))

@@ -1,6 +1,6 @@
-"""Messages of the audit log as lines for people. Depth and name make the labels (spec 11.7).
+"""Messages and decisions of the audit log as lines for people. Depth and name make the labels (spec 11.7).
 
-Knows the form of a message and nothing of where it comes from.
+Knows the form of these and nothing of where it comes from.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,22 @@ WIDEST = 160  # characters of what was said
 _NOTHING = "(nothing)"
 
 
-def lines_of(message: Mapping[str, Any]) -> Iterator[str]:
+def lines_of(shown: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a message or of a decision."""
+    return _decided(shown) if "decision" in shown else _said(shown)
+
+
+def _decided(decision: Mapping[str, Any]) -> Iterator[str]:
+    """What was decided about what, by what or whom, and why."""
+    about = f"{_label(decision)}{one_line(decision['tool'])} " if decision["tool"] else ""
+    names = ("kind", "hook", "rule", "scope", "owner", "decided_by")
+    by = " ".join(one_line(decision[name]) for name in names if decision[name])
+    edited = ", arguments edited" if decision["edited_digest"] else ""
+    why = f": {_text(decision['reason'])}" if decision["reason"] else ""
+    yield f"{decision['ts']}  {_who(decision)}  {about}{one_line(decision['decision'])} ({by}{edited}){why}"
+
+
+def _said(message: Mapping[str, Any]) -> Iterator[str]:
     """One line for what was said, and one for each call that it makes."""
     begin = f"{message['ts']}  {_who(message)}"
     if message["role"] == "tool":

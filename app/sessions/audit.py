@@ -13,12 +13,19 @@ MAX_COUNT = 10_001
 MAX_SCANNED = 50_000  # messages that one question about a text looks at: up to 0.2 s
 SHORTEST = 3  # characters of a text that needs no other filter: an index of trigrams knows no shorter ones
 MAX_TEXT = 1_000
+ANY = "any"  # as a decision: all of them
 
 # The columns of a message that is exported, in this order; JSON as the text that is stored.
 EXPORTED = (
     "id", "seq", "session_id", "memory_id", "memory_seq", "run_id", "agent", "name", "is_subagent", "depth", "turn",
     "step", "sub", "role", "content", "reasoning", "tool_calls", "tool_call_id", "tool", "is_error", "tokens",
     "metadata", "ts",
+)  # fmt: skip
+
+# The same of a decision.
+DECIDED = (
+    "seq", "session_id", "run_id", "agent", "name", "depth", "step", "type", "decision", "kind", "tool", "call_id",
+    "rule", "scope", "owner", "decided_by", "hook", "reason", "digest", "edited_digest", "approval_id", "ts",
 )  # fmt: skip
 
 Record = Mapping[str, Any]
@@ -69,6 +76,9 @@ class DecisionFilter:
     newest_first: bool = False
 
 
+Filter = MessageFilter | DecisionFilter
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """Rows in order, and the cursor of the next page; None: these were the last. `bounded`: so many rows were looked at
@@ -103,9 +113,9 @@ class AuditStore(Protocol):
     ) -> Page:
         """One page of decisions."""
 
-    async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> Counted:
+    async def count(self, tenant: str, filters: Filter) -> Counted:
         """How many messages or decisions there are."""
 
-    def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Exported]]:
-        """All messages in pages, each read when the one before it was taken; values in the order of `EXPORTED`, and
-        behind them whatever else was read."""
+    def export(self, tenant: str, filters: Filter) -> AsyncIterator[Sequence[Exported]]:
+        """All messages or decisions in pages, each read when the one before it was taken; values in the order of
+        `EXPORTED` or `DECIDED`, and behind them whatever else was read."""

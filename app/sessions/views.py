@@ -8,6 +8,7 @@ from typing import Any
 
 from app.agent.messages import NO_USAGE, Usage, UsageInfo
 from app.agent.runs import HandoffStatus, Run, RunStatus
+from app.sessions.audit import DECIDED
 from app.wire import timestamp
 
 Row = Mapping[str, Any]
@@ -258,8 +259,4 @@ def approval_view(row: Row) -> dict[str, Any]:
 
 def decision_view(row: Row) -> dict[str, Any]:
     """A decision of a rule, a person, the clock or a hook, with its provenance."""
-    names = (
-        "seq", "session_id", "run_id", "agent", "name", "depth", "step", "type", "decision", "kind", "tool", "call_id",
-        "rule", "scope", "owner", "decided_by", "hook", "reason", "digest", "edited_digest", "approval_id",
-    )  # fmt: skip
-    return {name: row[name] for name in names} | {"ts": moment(row["ts"])}
+    return {name: row[name] for name in DECIDED} | {"ts": moment(row["ts"])}

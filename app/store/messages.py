@@ -10,19 +10,21 @@ from sqlalchemy import Table
 
 from app.agent.messages import Role
 from app.sessions.audit import (
+    DECIDED,
     EXPORTED,
     MAX_COUNT,
     MAX_SCANNED,
     Counted,
     DecisionFilter,
     Exported,
+    Filter,
     MessageFilter,
     Page,
     Record,
     check_text,
 )
 from app.store.cursors import MAX_INT
-from app.store.pages import Order, Question, question
+from app.store.pages import LONG, Order, Question, question
 from app.store.reader import Reader
 from app.store.search import TextIndex, folded
 from app.store.tables import decisions, messages
@@ -31,7 +33,6 @@ from app.store.whole import Bound
 from app.wire import clean, encode
 
 EXPORT_PAGE, EXPORT_CHARS = 500, 4 << 20  # messages of a page, and of more than one
-_LONG = tuple(EXPORTED.index(name) for name in ("content", "reasoning", "tool_calls", "metadata"))
 SEARCHES = 2  # at a time: a search may read for a second, and others need some of the readers meanwhile
 LOOKED_AT = 5_000  # rows that may not fit, for a page: about 10 ms; for a count twice as many
 _EACH_ROLE = ("role", tuple(role.value for role in Role))
@@ -80,8 +81,8 @@ class SqlAuditStore:
         async with self._turn(filters):
             return await self._page(messages, MESSAGE_ORDERS, tenant, filters, cursor, limit)
 
-    def _turn(self, filters: MessageFilter) -> AbstractAsyncContextManager[None]:
-        return nullcontext() if filters.text is None else self._turns
+    def _turn(self, filters: Filter) -> AbstractAsyncContextManager[None]:
+        return self._turns if isinstance(filters, MessageFilter) and filters.text is not None else nullcontext()
 
     async def decisions(
         self, tenant: str, filters: DecisionFilter, *, cursor: str | None = None, limit: int = 50
@@ -89,7 +90,7 @@ class SqlAuditStore:
         """One page of decisions."""
         return await self._page(decisions, DECISION_ORDERS, tenant, filters, cursor, limit)
 
-    async def count(self, tenant: str, filters: MessageFilter | DecisionFilter) -> Counted:
+    async def count(self, tenant: str, filters: Filter) -> Counted:
         """How many messages or decisions there are, at most `MAX_COUNT`."""
         given = _given(filters)
         if _nothing(given):
@@ -108,15 +109,17 @@ class SqlAuditStore:
         count = 0 if row is None else int(row["count"])
         return Counted(count=count, bounded=edge is not None and count < MAX_COUNT)
 
-    async def export(self, tenant: str, filters: MessageFilter) -> AsyncIterator[Sequence[Exported]]:
-        """All messages in pages; no transaction is open between two of them."""
+    async def export(self, tenant: str, filters: Filter) -> AsyncIterator[Sequence[Exported]]:
+        """All messages or decisions in pages; no transaction is open between two of them."""
         given = _given(filters)
         if _nothing(given):
             return
+        of_decisions = isinstance(filters, DecisionFilter)
+        table, orders = (decisions, DECISION_ORDERS) if of_decisions else (messages, MESSAGE_ORDERS)
         cursor: str | None = None
         while True:
             async with self._turn(filters):
-                asked, parameters, edge = await self._asked(messages, MESSAGE_ORDERS, tenant, filters, cursor)
+                asked, parameters, edge = await self._asked(table, orders, tenant, filters, cursor)
                 rows, last = await self._part(asked, parameters)
             if rows:
                 yield rows
@@ -126,29 +129,34 @@ class SqlAuditStore:
             cursor = asked.cursor(place, given)
 
     async def _part(self, asked: Question, parameters: dict[str, Any]) -> tuple[Sequence[Exported], Record | None]:
-        """Rows of an export, with the columns of their key behind `EXPORTED`, and the key of the last of them. No more
-        than `EXPORT_CHARS` of them are in memory, unless one row alone has more."""
+        """Rows of an export, with the columns of their key behind those that are exported, and the key of the last of
+        them. No more than `EXPORT_CHARS` of them are in memory, unless one row alone has more."""
+        exported = DECIDED if asked.table is decisions else EXPORTED
         given = {**parameters, "limit": EXPORT_PAGE}
         if self._reader.dialect == "sqlite":
-            shown = (*EXPORTED, *(name for name in asked.order.key if name not in EXPORTED))
-            rows = await self._reader.tuples(
-                replace(asked, shown=shown).page(), given, bound=Bound(EXPORT_CHARS, _LONG)
-            )
+            shown = (*exported, *(name for name in asked.order.key if name not in exported))
+            long = tuple(exported.index(name) for name in LONG if name in exported)
+            page = replace(asked, shown=shown).page()
+            rows = await self._reader.tuples(page, given, bound=Bound(EXPORT_CHARS, long))
             return rows, dict(zip(shown, rows[-1], strict=True)) if rows else None
         found = await self._reader.rows(asked.sizes(), given)
         count = part_of([row["size"] for row in found], EXPORT_CHARS)
         if not count:
             return (), None
-        wanted = encode([row["row_id"] for row in found[:count]]).decode()
-        rows = await self._reader.tuples(asked.these(EXPORTED).page(), {**parameters, "rows": wanted, "limit": count})
-        return rows, found[count - 1]
+        if asked.table is messages:  # by number: to find them by a text is dear
+            wanted = encode([row["row_id"] for row in found[:count]]).decode()
+            page, more = asked.these(exported).page(), {"rows": wanted, "limit": count}
+        else:  # up to the last of them, and not so many: others may have come in between since
+            page = replace(asked, edge=True, shown=exported).page()
+            more = {**asked.bounds(found[count - 1]), "limit": 2 * EXPORT_PAGE}
+        return await self._reader.tuples(page, {**parameters, **more}), found[count - 1]
 
     async def _page(
         self,
         table: Table,
         orders: Sequence[Order],
         tenant: str,
-        filters: MessageFilter | DecisionFilter,
+        filters: Filter,
         cursor: str | None,
         limit: int,
     ) -> Page:
@@ -168,7 +176,7 @@ class SqlAuditStore:
         table: Table,
         orders: Sequence[Order],
         tenant: str,
-        filters: MessageFilter | DecisionFilter,
+        filters: Filter,
         cursor: str | None,
     ) -> Asked:
         """What is asked for a page."""
@@ -210,7 +218,7 @@ class SqlAuditStore:
         return await self._bounded(asked, parameters, self._scanned)
 
 
-def _given(filters: MessageFilter | DecisionFilter) -> dict[str, Any]:
+def _given(filters: Filter) -> dict[str, Any]:
     """The filters that were set; times that no column can hold stand at its ends."""
     names = (field.name for field in fields(filters) if field.name != "newest_first")
     given = {name: value for name in names if (value := getattr(filters, name)) is not None}

@@ -38,6 +38,7 @@ from app.store.cursors import pack, under, unpack
 
 _HIDDEN = frozenset({"row_id", "tenant_id"})
 _TIMES = frozenset({"since", "until"})
+LONG = ("content", "reasoning", "tool_calls", "metadata", "reason", "rule")  # texts that others write
 
 Statement = Select[Any] | CompoundSelect[Any]
 
@@ -73,7 +74,7 @@ class Question:
         return _page(self)
 
     def sizes(self) -> Statement:
-        """The same page, of messages: of each row the key, `row_id`, and `size`, the characters of its texts."""
+        """The same page: of each row the key, `row_id` where it has one, and `size`, the characters of its texts."""
         return _sizes(self)
 
     def these(self, shown: tuple[str, ...]) -> "Question":
@@ -130,10 +131,11 @@ def _page(asked: Question) -> Statement:
 
 @cache
 def _sizes(asked: Question) -> Statement:
-    texts = (_as_stored(asked.table.c[name]) for name in ("content", "reasoning", "tool_calls", "metadata"))
+    columns = asked.table.c
+    texts = (_as_stored(columns[name]) for name in LONG if name in columns)
     size = sum((func.coalesce(func.length(text), 0) for text in texts), start=literal(0))
-    key = [asked.table.c[name] for name in asked.order.key]
-    return _in_order(asked, [*key, asked.table.c.row_id, size.label("size")]).limit(bindparam("limit"))
+    shown = [columns[name] for name in (*asked.order.key, "row_id") if name in columns]
+    return _in_order(asked, [*shown, size.label("size")]).limit(bindparam("limit"))
 
 
 @cache

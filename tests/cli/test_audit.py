@@ -23,7 +23,7 @@ from app.agent.events import Write
 from app.cli import main
 from app.cli.audit import time_of
 from app.cli.audit_lines import lines_of
-from app.sessions.exporting import COLUMNS
+from app.sessions.exporting import MESSAGES
 from app.sessions.verifying import UNSEALED
 from app.store.database import Database
 from app.store.migrate import upgrade
@@ -34,7 +34,7 @@ from tests.postgres import postgres_server, postgres_url  # noqa: F401  fixtures
 from tests.service import script, serving
 from tests.store.facts import Facts, replaced
 
-FILTERS = ("run", "agent", "role", "tool", "text", "since", "until", "tenant")
+FILTERS = ("run", "agent", "decision", "role", "tool", "text", "since", "until", "tenant")
 
 
 async def run(*arguments: str, env: Mapping[str, str] | None = None) -> Ended:
@@ -212,7 +212,7 @@ async def test_wrong_usage_and_what_is_no_database_of_ours_end_with_2_and_make_n
 async def test_a_file_that_cannot_be_written_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     upgrade(tmp_path / "own.db")
     written = await run_process("audit", "export", "--format", "csv", "--db", "own.db", folder=tmp_path)
-    assert (written.code, written.out) == (0, ",".join(COLUMNS) + "\r\n"), written.err
+    assert (written.code, written.out) == (0, ",".join(MESSAGES.columns) + "\r\n"), written.err
     ended = await run_process("audit", "export", "--db", "own.db", "-o", "nowhere/x.csv", folder=tmp_path)
     assert ended.code == 2
     assert "nowhere/x.csv" in ended.err
@@ -295,6 +295,19 @@ def test_depth_and_name_make_the_labels_and_nothing_reaches_the_terminal_but_tex
     (long,) = lines_of(message(content="x" * 10_000))
     assert len(long) < 200
     assert list(lines_of(message())) == ["T  lead  assistant: (nothing)"]
+
+
+@pytest.mark.spec("8.3", "16.4")
+def test_a_decision_is_one_line_that_says_what_was_decided_by_whom_and_why() -> None:
+    nothing = dict.fromkeys(("name", "tool", "hook", "rule", "scope", "owner", "decided_by", "reason", "edited_digest"))
+    told = {**nothing, "ts": "T", "agent": "scout", "depth": 1, "kind": "person", "decision": "allow_once"}
+    answered = {**told, "tool": "run_command", "decided_by": "key_1", "edited_digest": "ab", "reason": "a\x1b[2J\nb"}
+    assert list(lines_of(answered)) == [
+        "T  [子代理] scout  [sub] run_command allow_once (person key_1, arguments edited): a\ufffd[2J b"
+    ]
+    assert list(lines_of({**told, "depth": 0, "kind": "hook", "hook": "guard"})) == [
+        "T  scout  allow_once (hook guard)"
+    ]
 
 
 def test_a_time_is_rfc_3339_or_how_long_ago() -> None:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from app.client import Client, ServiceError
-from app.sessions.exporting import COLUMNS
+from app.sessions.exporting import MESSAGES
 from tests.postgres import postgres_server, postgres_url  # noqa: F401  fixtures
 from tests.service import Service, agent, finished, script, serving
 
@@ -140,7 +140,7 @@ async def test_messages_are_exported_in_the_form_that_is_asked_for(tmp_path: Pat
         pages = (await client.page(f"/v1/sessions/{session}/messages", limit=500))["items"]
         assert lines == pages
         rows = list(csv.DictReader(io.StringIO((await export(f"{own}?format=csv"))[2], newline="")))
-        assert [tuple(row) for row in rows] == [COLUMNS] * len(pages)
+        assert [tuple(row) for row in rows] == [MESSAGES.columns] * len(pages)
         assert [row["id"] for row in rows] == [page["id"] for page in pages]
         assert [row["content"] for row in rows][-2:] == ['你好, "all"', "'=HYPERLINK(1)"]
         both = [json.loads(line) for line in (await export(whole))[2].splitlines()]

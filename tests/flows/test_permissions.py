@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
+import csv
+import io
+import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from app.client import Client, ServiceError
+from tests.commands import run as run_process
 from tests.service import INTERRUPT, ROOT, WAIT_S, Service, agent, events_of, finished, script, serving
 
 TOOLS = '''
@@ -265,6 +270,50 @@ async def test_decisions_are_found_by_what_was_decided_in_pages(tmp_path: Path) 
         with pytest.raises(ServiceError) as mixed:
             await client.page("/v1/audit", decision="deny", role="tool")
         assert mixed.value.status == 422
+
+
+@pytest.mark.spec("12.4", "8.3", "16.4")
+async def test_decisions_are_shown_and_exported_over_http_and_by_the_command_alike(tmp_path: Path) -> None:
+    env = {"SUBAGENTD_PERMISSIONS__RULES__DENY": '["Bash(rm *)"]'}
+    async with (
+        asked_service(tmp_path, **env) as service,
+        service.client() as client,
+        aiohttp.ClientSession(service.url) as http,
+    ):
+        careless = agent("careless", tools=["run_command"]) | {"prompt": "You are careless."}
+        body = {"agent": careless, "task": "x", "permissions": {"allow": ["Bash"]}}
+        await client.request("POST", "/v1/delegations", body)
+        for query in ({"decision": "any"}, {"decision": "deny", "agent": "careless"}, {"decision": "expired"}):
+            shown = (await client.page("/v1/audit", **query, order="oldest"))["items"]
+            assert bool(shown) == (query["decision"] != "expired")
+            filters = [word for name, value in query.items() for word in (f"--{name}", value)]
+            for form, kind in (("ndjson", "application/x-ndjson"), ("csv", "text/csv")):
+                async with http.get("/v1/audit/export", params={**query, "format": form}) as answer:
+                    assert (answer.status, answer.content_type) == (200, kind)
+                    assert answer.headers["Content-Disposition"] == f'attachment; filename="decisions.{form}"'
+                    whole = await answer.text()
+                if form == "ndjson":
+                    assert [json.loads(line) for line in whole.splitlines()] == shown
+                else:
+                    rows = list(csv.DictReader(io.StringIO(whole, newline="")))
+                    assert [(row["seq"], row["decision"]) for row in rows] == [
+                        (str(item["seq"]), item["decision"]) for item in shown
+                    ]
+                for place in (("--url", service.url), ("--db", str(service.database))):
+                    command = ("audit", "export", "--format", form, *filters, *place)
+                    ended = await run_process(*command, folder=tmp_path)
+                    assert (ended.code, ended.out) == (0, whole), ended.err
+            for place in (("--url", service.url), ("--db", str(service.database))):
+                ended = await run_process("audit", "show", "--json", *filters, *place, folder=tmp_path)
+                assert (ended.code, ended.lines) == (0, shown), ended.err
+        assert ended.err == "no decision is of that kind\n"
+        told = await run_process("audit", "show", "--decision", "deny", "--url", service.url, folder=tmp_path)
+        assert "  [sub] run_command deny (rule Bash(rm *) server careless): `rm -rf x` falls" in told.out, told.out
+        for path in ("/v1/audit/export", "/v1/audit"):
+            async with http.get(path, params={"decision": "any", "text": "hello"}) as answer:
+                assert (answer.status, (await answer.json())["errors"][0]["at"]) == (422, "text")
+        refused = await run_process("audit", "export", "--decision", "any", "--role", "tool", folder=tmp_path)
+        assert (refused.code, "--role is about messages" in refused.err) == (2, True)
 
 
 @pytest.mark.spec("17.2", "14.11", "8.3")

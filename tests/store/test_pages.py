@@ -17,7 +17,7 @@ from sqlalchemy.dialects import sqlite
 
 from app.agent.errors import InvalidRequest
 from app.agent.runs import Run
-from app.sessions.audit import EXPORTED, MAX_COUNT, Counted, MessageFilter, Page, Record
+from app.sessions.audit import DECIDED, EXPORTED, MAX_COUNT, Counted, DecisionFilter, MessageFilter, Page, Record
 from app.store import agents, approvals, events, keys, memories, runs, tasks
 from app.store import messages as messages_module
 from app.store.cursors import pack, under
@@ -236,6 +236,38 @@ async def test_a_page_of_an_export_is_bounded_by_its_characters(
         ]
         assert [size for page in pages for size in page] == (sizes[::-1] if newest_first else sizes)
         assert all(len(page) == 1 or sum(page) <= EXPORT_CHARS for page in pages)
+
+
+@pytest.mark.spec("12.4", "8.3")
+@pytest.mark.parametrize("text", ["short", "long"])
+async def test_an_export_gives_every_decision_once_in_pages_that_are_bounded(
+    store: Store, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(messages_module, "EXPORT_PAGE", 10)
+    monkeypatch.setattr(messages_module, "EXPORT_CHARS", 4_000)
+    facts = Facts(tick=0)
+    run, other, call = facts.run(), facts.run(agent="other"), facts.call()
+    store.stored(facts.created(), facts.queued(run), facts.queued(other))
+    size = {"short": 10, "long": 900}[text]
+    for number in range(31):
+        changes = {"decision": ("deny", "allow")[number % 2], "reason": "x" * size}
+        store.stored(facts.answered((run, other)[number % 3 == 0], call, None, **changes))
+    rows = await store.rows("decisions")
+    assert len(rows) == 31
+    for newest_first, chosen, fits in product(
+        (False, True),
+        ({}, {"session_id": facts.session.id}, {"agent": "other"}),
+        ({}, {"decision": "deny"}),
+    ):
+        filters = DecisionFilter(newest_first=newest_first, **{**chosen, **fits})  # type: ignore[arg-type]
+        pages = [list(page) async for page in store.audit.export("default", filters)]
+        assert all(len(page) == 1 or sum(len(row[DECIDED.index("reason")]) for row in page) <= 4_000 for page in pages)
+        assert max(map(len, pages)) == (4 if text == "long" else min(10, sum(map(len, pages))))
+        seen = [dict(zip(DECIDED, row, strict=True)) for page in pages for row in page]
+        expected = [row for row in rows if all(row[name] == value for name, value in {**chosen, **fits}.items())]
+        key = ("ts", "session_id", "seq")
+        expected.sort(key=lambda row: [row[name] for name in key], reverse=newest_first)
+        assert seen == [{name: row[name] for name in DECIDED} for row in expected]
 
 
 @pytest.mark.spec("12.4")

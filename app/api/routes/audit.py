@@ -38,11 +38,17 @@ async def export_audit(
     narrowed: Narrowing,
     session_id: SessionId = None,
     run_id: RunId = None,
+    decision: Decision = None,
     form: Format = None,
 ) -> Response:
-    """The messages of all sessions as a file, oldest first, read from the store page by page."""
+    """The messages of all sessions, or with `decision` what was decided, as a file, oldest first, read from the store
+    page by page."""
     chosen = form_of(request, form)
-    return await exported(request, asked, narrowed, chosen, name="audit", session_id=session_id, run_id=run_id)
+    if decision is not None:
+        decided = narrowed.decisions(decision, session_id=session_id, run_id=run_id, newest_first=False)
+        return await exported(request, asked, decided, chosen, name="decisions")
+    said = narrowed.messages(session_id=session_id, run_id=run_id, newest_first=False)
+    return await exported(request, asked, said, chosen, name="audit")
 
 
 @router.get("/v1/sessions/{session_id}/audit/verify", response_model=answers.Verification, responses=problems(404, 503))

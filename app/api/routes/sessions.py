@@ -125,4 +125,5 @@ async def export_session(
     """All messages of a session as a file, read from the store page by page."""
     chosen = form_of(request, form)
     await asked.services.sessions.known(asked.tenant, session_id)
-    return await exported(request, asked, narrowed, chosen, name=session_id, session_id=session_id)
+    filters = narrowed.messages(session_id=session_id, run_id=None, newest_first=False)
+    return await exported(request, asked, filters, chosen, name=session_id)
