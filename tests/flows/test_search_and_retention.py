@@ -198,7 +198,8 @@ async def test_a_view_whose_end_was_removed_is_over_and_nobody_is_sent_round_in_
         gone = await refused(client, path, after=3, until="idle")
         assert (gone.status, gone.problem["oldest"]) == (410, head)
         assert f"go on without a cursor, or after {head - 1}" in gone.problem["detail"]
-        assert await received(client, path, head - 1, until="idle") == []
+        assert [frame.id for frame in await received(client, path, head - 1, until="idle")] == [head]
+        assert await received(client, path, head, until="idle") == []
 
         (root,) = (await client.page(gone.problem["state"]))["runs"]
         for after in (0, 3):
