@@ -13,6 +13,7 @@ from app.agent.messages import Message, Role
 
 SAME = ("tool", "subagent", "name", "depth", "call_id", "session_mode")  # of a handoff, at its start and its end
 FINAL = {"run.completed", "run.failed", "run.cancelled", "run.timed_out", "run.interrupted"}
+AT_REST = {"session.created", "session.updated", "session.closed"}  # these leave a session as idle as it was
 Event = Mapping[str, Any]
 
 
@@ -276,7 +277,8 @@ def _amounts(usage: Mapping[str, Any]) -> Counter[str]:
 
 
 def _idle(events: Sequence[Event], quiet: bool) -> list[str]:
-    """`session.idle` stands exactly where the last open run or delegation of a session has ended."""
+    """`session.idle` stands exactly where the last open run or delegation of a session has ended, and behind what was
+    told then."""
     found: list[str] = []
     open_things: set[str] = set()
     due = closed = False
@@ -292,9 +294,11 @@ def _idle(events: Sequence[Event], quiet: bool) -> list[str]:
             due = False
         elif kind in ("run.queued", "handoff.start"):
             open_things.add(event["run_id"] if kind == "run.queued" else data["handoff_id"])
-            due = due or kind == "run.queued"
+            due = True
         elif kind in FINAL or kind == "handoff.end":
             open_things.discard(event["run_id"] if kind in FINAL else data["handoff_id"])
+        elif kind not in AT_REST:
+            due = True
         closed = closed or kind == "session.closed"
     return found + (["the session never became idle"] if quiet and due else [])
 

@@ -42,11 +42,11 @@ class Left:
     """What a process left of a session: all its runs in order, those that are open, its handoffs that are open, what
     the log says of each open run, and which runs stand in for the agent of a handoff; `starts`: what `handoff.start`
     says of the open handoffs, and of the delegations of callers above them; `all_handoffs`: those that have ended as
-    well. `worked`: runs were begun since the session was last idle. `reasons`: why runs are not gone on with.
-    `passing`: the failed runs of open handoffs that may be tried again; `tool_calls`: how many tools the runs have
-    started; `untold`: tasks that have ended, and whose run was not told; `begun`: handoffs that are gone on with;
-    `aside`: those that calls and runs take up which are about to go on; `given`: what a caller asked for with a turn;
-    `budgets`: what bounds the tasks of runs that have ended, by the run.
+    well. `worked`: since the session was last idle something was begun in it, or is to be told. `reasons`: why runs are
+    not gone on with. `passing`: the failed runs of open handoffs that may be tried again; `tool_calls`: how many tools
+    the runs have started; `untold`: tasks that have ended, and whose run was not told; `begun`: handoffs that are gone
+    on with; `aside`: those that calls and runs take up which are about to go on; `given`: what a caller asked for with
+    a turn; `budgets`: what bounds the tasks of runs that have ended, by the run.
     """
 
     tenant: str

@@ -214,8 +214,12 @@ class Delegations:
             with self._sessions.webhooks.asked(by.session, "ho", webhook) as handoff_id:
                 order = replace(order, id=handoff_id)
                 begin = handoffs.background if background else handoffs.delegate
+                self._supervisor.worked(by.session.id)  # also by one that is denied: it is idle again behind its end
                 begun = begin(by, order, lambda handoff, run: ids.set_result((handoff, run)))
-                result = await (begun.ended() if isinstance(begun, OpenHandoff) else begun)
+                result = None if isinstance(begun, OpenHandoff) else await begun
+        if isinstance(begun, OpenHandoff):  # keeps the session open itself, and leaves it in one breath with its end
+            result = await begun.ended()
+        assert result is not None
         if not ids.done():
             ids.set_result((result.handoff_id, None))
         await self._journal.flush()

@@ -250,7 +250,8 @@ class Recovery:
             untold=set(self._untold.get(session_id, ())),
         )
         idle_seq = (row or {}).get("idle_seq") or 0
-        left.worked = any(run["first_seq"] > idle_seq for run in left.rows)
+        begun = (*(run["first_seq"] for run in left.rows), *(handoff["start_seq"] for handoff in left.all_handoffs))
+        left.worked = bool(left.untold) or any(seq > idle_seq for seq in begun)
         await self._read(left)
         return left
 

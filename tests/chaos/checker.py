@@ -27,8 +27,8 @@ from tests.store.facts import replaced
 from tests.strict import FINAL
 
 BATCH = 400
-RULES = frozenset({*(f"C{number}" for number in range(1, 13)), "goes on", "told", "pairs", "log", "chain", "answers",
-                   "history", "notices", "server"})  # fmt: skip
+RULES = frozenset({*(f"C{number}" for number in range(1, 13)), "goes on", "idle", "told", "pairs", "log", "chain",
+                   "answers", "history", "notices", "server"})  # fmt: skip
 OPEN = {
     "runs": "ended_at IS NULL",
     "handoffs": "ended_at IS NULL",

@@ -11,7 +11,7 @@ from app.store.chain import Head, digest, link, seal
 from tests.chaos.evidence import EFFECTS, Evidence, Logged, Session
 from tests.chaos.plans import named, tag_of
 from tests.chaos.server import AUDIT_KEY
-from tests.strict import FINAL, log_problems
+from tests.strict import AT_REST, FINAL, log_problems
 
 GOES_ON_US = 20_000_000  # after the last start
 MAX_ATTEMPTS = 5  # processes that may have begun a run, the service's own setting
@@ -128,6 +128,16 @@ def what_is_left_goes_on(evidence: Evidence, session: Session) -> list[str]:
         if lineage and max(lineage) < MAX_ATTEMPTS - 1:
             found.append(f"{event.run} was interrupted, and with those above it taken up {max(lineage)} times only")
     return found
+
+
+def nothing_follows_the_last_idle(evidence: Evidence, session: Session) -> list[str]:
+    """A session that is at rest says so last: behind its last `session.idle` nothing stands but what leaves it idle.
+    Whoever follows it until then would wait for ever."""
+    behind = {e.seq: e.type for e in session.events if e.type not in AT_REST}
+    if all(kind != "session.idle" for kind in behind.values()):
+        return [f"{session.id} worked and was never idle"] if behind else []
+    last = max(seq for seq, kind in behind.items() if kind == "session.idle")
+    return [f"{kind} ({seq} of {session.id}) follows the last idle" for seq, kind in behind.items() if seq > last]
 
 
 def parents_are_told(evidence: Evidence, session: Session) -> list[str]:
@@ -354,6 +364,7 @@ SESSION_RULES = {
     "C11": c11_tenants_do_not_meet,
     "C12": c12_processes_do_not_interleave,
     "goes on": what_is_left_goes_on,
+    "idle": nothing_follows_the_last_idle,
     "told": parents_are_told,
     "pairs": pairs_are_complete,
     "log": the_log_is_true,

@@ -268,6 +268,15 @@ def _notice(copy: Copy) -> str:
     return root
 
 
+def _idle_too_early(copy: Copy) -> None:
+    """The last two events of a session change places."""
+    session, seq = copy.first("SELECT session_id, max(seq) FROM events WHERE type = 'session.idle'")
+    copy.sql(
+        f"UPDATE events SET type = 'notice' WHERE session_id = '{session}' AND seq = {seq}",
+        f"UPDATE events SET type = 'session.idle' WHERE session_id = '{session}' AND seq = {seq} - 1",
+    )
+
+
 def _never_told(copy: Copy) -> None:
     _notice(copy)
 
@@ -294,7 +303,7 @@ PLANTED: list[tuple[str, Plant]] = [
     ("C6", _second_start), ("C7", _orphan), ("C8", _over_budget), ("C8", _asked_aside),
     ("C9", _second_run), ("C10", _wrong_row),
     ("C11", _stranger), ("C11", _pried), ("C12", _old_attempt), ("C12", _two_processes), ("C12", _goes_on_as_it_was),
-    ("goes on", _given_up), ("told", _never_told), ("told", _told_twice),
+    ("goes on", _given_up), ("idle", _idle_too_early), ("told", _never_told), ("told", _told_twice),
     ("pairs", _lost_end), ("log", _wrong_usage), ("chain", _bent_chain), ("chain", _cut_tail),
     ("answers", _wrong_answer), ("history", _refused_history), ("notices", _task_without_notice),
     ("server", _traceback), ("server", _bad_exit),

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from app.agent.events import Event, Write
 from app.agent.hooks import FunctionHook, HookCall, HookPoint, HookRegistry
 from app.sessions.ports import EventWriter, Rejected
 from app.sessions.recovery import NOT_RUN_RESULT, UNKNOWN_RESULT, Recovery
+from app.store.database import writing_connection
 from tests.agent.probes import Probe, Stage, echo
 from tests.agent.test_fallback_agents import HELPER
 from tests.longer import times
-from tests.plan import ask, call, task
+from tests.plan import ask, behind, call, task
 from tests.strict import history_problem
 from tests.world import World, world
 
@@ -229,6 +231,30 @@ async def test_a_crash_during_recovery_is_recovered_from(tmp_path: Path) -> None
                 pass
     async with world(tmp_path, tools=tools) as w:
         assert await w.store.open_runs() == []
+
+
+@pytest.mark.spec("11.3", "12.7", "9.3")
+async def test_a_session_is_idle_once_more_behind_what_a_restart_tells_of(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        run = await w.run(task({"calls": [behind(task("found"))]}, "end"), surfaces=["task"])
+        await w.finished(run)
+        await w.until(run.session_id, "session.idle")
+    with writing_connection(w.database.location, "OFF", 1000) as connection, connection.begin():
+        connection.execute(text("DELETE FROM notices"))  # as if the process had gone away before it told
+    async with world(tmp_path, verify=False) as w:
+        kinds = [event["type"] for event in await w.events(run.session_id)]
+        assert kinds[-3:] == ["session.idle", "notice", "session.idle"], kinds
+
+
+@pytest.mark.spec("11.3", "3.6")
+@pytest.mark.parametrize("life", [10_000, 2], ids=["whole", "killed"])
+async def test_a_session_is_idle_again_behind_a_delegation_without_a_run(tmp_path: Path, life: int) -> None:
+    async with world(tmp_path, wrap=lambda real: Mortal(real, life), verify=False) as w:
+        delegated = await w.delegate("x", policy={"max_depth": 0})
+        await delegated.result
+    async with world(tmp_path) as w:
+        kinds = [event["type"] for event in await w.events(delegated.session.id)]
+        assert kinds == ["session.created", "handoff.start", "handoff.end", "session.idle"]
 
 
 # ── hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
