@@ -1,7 +1,10 @@
 """The examples of docs/streams.md, carried out."""
 
 import asyncio
+import json
 import re
+import shutil
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ from tests.pages import FENCED
 from tests.readers.between import NGINX, nginx
 from tests.readers.followers import with_httpx_sse
 from tests.readers.talking import order, talking
-from tests.service import ROOT, finished, serving
+from tests.service import ROOT, WAIT_S, events_of, finished, serving
 
+NODE = shutil.which("node")
+BROWSER = Path(__file__).with_name("browser.mjs")
 PAGE = (ROOT / "docs/streams.md").read_text()
 
 
@@ -40,6 +45,32 @@ async def test_the_examples_in_python_follow_a_run(tmp_path: Path) -> None:
         types = await asyncio.to_thread(without, service.url, started["id"])
         assert types == ["run.started"] * 3 + ["run.completed"] * 3
         assert (await finished(client, started["id"]))["status"] == "completed"
+
+
+@pytest.mark.spec("11.3")
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+async def test_the_example_for_browsers_follows_a_session_over_all_its_turns(tmp_path: Path) -> None:
+    async with serving(tmp_path, env=talking(tmp_path, delay_ms=1)) as service, service.client() as client:
+        started = await client.request("POST", "/v1/runs", order("first"))
+        path = f"/v1/sessions/{started['session_id']}"
+        await finished(client, started["id"])
+        for text in ("second", "third"):
+            run = await client.request("POST", f"{path}/runs", {"input": text})
+            await finished(client, run["id"])
+        await client.request("PATCH", path, {"title": "Three turns"})
+        (example,) = of("js")
+        listened = re.findall(r'"([\w.]+)"', re.search(r"const types = (.*);", example)[1])  # type: ignore[index]
+        browser = await asyncio.create_subprocess_exec(
+            str(NODE), str(BROWSER), service.url, f"{path}/events", stdin=PIPE, stdout=PIPE, stderr=PIPE
+        )
+        async with asyncio.timeout(WAIT_S):
+            out, err = await browser.communicate(example.encode())
+        assert browser.returncode == 0, err.decode()
+        shown = [event["id"] for event in map(json.loads, out.splitlines()) if "id" in event]
+        events = await events_of(client, f"{path}/events")
+        assert shown == [event["id"] for event in events if event["type"] in listened]
+        assert [event["type"] for event in events].count("session.idle") == 3
+        assert events[-1]["type"] == "session.updated"
 
 
 @pytest.mark.spec("17.3", "11.3")
