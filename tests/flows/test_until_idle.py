@@ -49,13 +49,13 @@ async def turns(client: Client, count: int) -> str:
     return f"{path}/events"
 
 
-async def pages(client: Client, path: str, after: int, limit: int) -> list[int]:
+async def pages(client: Client, path: str, after: int, limit: int, **filters: Any) -> list[int]:
     """The numbers of all events of a view, in pages."""
     ids: list[int] = []
     following: str | None = str(after)
     async with asyncio.timeout(WAIT_S):
         while following is not None:
-            page = await client.page(path, until="idle", after=following, limit=limit)
+            page = await client.page(path, until="idle", after=following, limit=limit, **filters)
             ids += [item["id"] for item in page["items"]]
             following = page["next"]
     return ids
@@ -133,6 +133,24 @@ async def test_stream_and_pages_until_idle_show_the_same_from_every_cursor_also_
                 assert [f.id for f in await received(client, path, after, until="idle") if f.id] == behind, after
                 for limit in (1, 2, 3, 100):
                     assert await pages(client, path, after, limit) == behind, (after, limit)
+
+
+@pytest.mark.spec("11.3")
+@pytest.mark.parametrize("filters", [{"types": "message,session.updated"}, {"depth": 0, "types": "message"}])
+async def test_what_filters_leave_of_a_view_until_idle_is_the_same_as_stream_and_as_pages_from_every_cursor(
+    tmp_path: Path, filters: dict[str, Any]
+) -> None:
+    async with serving(tmp_path, env=script(tmp_path, PLAY)) as service, service.client() as client:
+        path = await turns(client, 2)
+        await client.request("PATCH", path.removesuffix("/events"), {"title": "One"})
+        events = await events_of(client, path)
+        seen = [event["id"] for event in events if event["type"] in filters["types"].split(",")]
+        for after in range(len(events) + 1):
+            behind = [number for number in seen if number > after]
+            stream = await received(client, path, after, until="idle", **filters)
+            assert [f.id for f in stream if f.type and f.id] == behind, after
+            for limit in (1, 2, 100):
+                assert await pages(client, path, after, limit, **filters) == behind, (after, limit)
 
 
 @pytest.mark.spec("11.3", "16.3")
