@@ -160,6 +160,7 @@ class Client:
     async def _followed(self, path: str, after: int, query: Mapping[str, Any]) -> AsyncGenerator[Received, None]:
         place = Place(path, after)
         pauses = Pauses(self._reconnect_s, self._patience_s)
+        seems_over = False  # it ended as a view does whose last event is filtered out
         while True:
             try:
                 async with contextlib.aclosing(self._connection(path, place, query, pauses)) as frames:
@@ -168,6 +169,7 @@ class Client:
                         pauses.alive()  # what the caller took its time for was no silence of the service
                 if pauses.over or place.ended:
                     return
+                seems_over = place.passed
                 pauses.cut(f"{self.url} ended the stream", at_once=pauses.moved and not place.told)
             except Gap as gap:
                 self.gaps += 1
@@ -175,10 +177,13 @@ class Client:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if place.ended:
                     return
+                seems_over = seems_over and not pauses.moved
                 pauses.cut(f"{self.url} does not answer any more: {str(error) or type(error).__name__}")
             except Malformed as error:
                 raise BrokenStream(f"{self.url}{path}: {error}") from error
             except ServiceError as error:
+                if error.status == 404 and seems_over:
+                    return  # the session was deleted: that was its last event, and now it is unknown
                 if error.status not in AGAIN or pauses.exhausted:
                     raise
                 pauses.cut(str(error), error.retry_after_s)

@@ -113,15 +113,17 @@ class FrameParser:
 
 class Place:
     """How far a reader of a view is. `cursor` is the last id that it has, `ended` whether the last event is one behind
-    which the view has none, `told` whether the server said that it closes the connection before the view has ended."""
+    which the view has none, `told` whether the server said that it closes the connection before the view has ended,
+    `passed` whether the last frame only moved the cursor: so a view ends whose last event is filtered out."""
 
     def __init__(self, path: str, after: int) -> None:
         self.cursor = after
-        self.ended = self.told = False
+        self.ended = self.told = self.passed = False
         _, _, self._kind, self._id, *_ = [*path.split("/"), "", "", "", ""]
 
     def take(self, frame: Received) -> bool:
         """Whether the frame is new. Raises `Gap` when something before it is missing; the place stays then."""
+        self.passed = not frame.type
         if frame.id is None:
             if frame.type == "stream.reset":
                 # a log whose front was removed does not begin at 1, and what is gone is no gap

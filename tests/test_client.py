@@ -82,6 +82,20 @@ async def test_a_view_is_over_when_its_last_event_came_or_the_server_has_nothing
         assert server.asked == [0, 1]
 
 
+@pytest.mark.spec("11.3", "16.3")
+async def test_a_view_of_what_was_deleted_is_over_when_its_last_event_was_filtered_out() -> None:
+    gone, moved = refusal(404, code="not_found"), frame(1) + b"id: 2\n\n"
+    seen = iter([chunked(moved, ended=True), gone])
+    async with hostile(lambda cursor: next(seen)) as server, quick(server) as client:
+        assert await ids(client) == [1]
+        assert server.asked == [0, 2]
+    for cut in (chunked(moved, ended=False), chunked(frame(1), ended=True)):  # these say nothing of an end
+        seen = iter([cut, gone])
+        async with hostile(lambda cursor, seen=seen: next(seen)) as server, quick(server) as client:  # type: ignore[misc]
+            with pytest.raises(ServiceError, match="404"):
+                await ids(client)
+
+
 @pytest.mark.spec("11.3")
 async def test_a_gap_is_asked_for_again_and_what_came_before_is_not_shown_twice() -> None:
     seen = iter([frame(1) + frame(3), frame(1) + frame(2) + frame(3), story(3)])
@@ -347,3 +361,18 @@ async def test_a_view_whose_end_is_filtered_out_ends_for_one_who_comes_again(tmp
         head = (await events_of(client, path))[-1]["id"]
         raw = [piece async for piece in client.download(path, types="step.started")]
         assert b"".join(raw).endswith(f"\n\nid: {head}\n\n".encode())
+
+
+@pytest.mark.spec("11.3", "16.3")
+@pytest.mark.parametrize("kind", ["sessions", "runs"])
+async def test_a_view_whose_end_is_filtered_out_ends_also_with_the_deletion_of_its_session(
+    tmp_path: Path, kind: str
+) -> None:
+    async with service(tmp_path) as url, Client(url, reconnect_s=0.0) as client, asyncio.timeout(WAIT_S):
+        started = await client.request("POST", "/v1/runs", BODY)
+        of = started["session_id"] if kind == "sessions" else started["id"]
+        found = []
+        async for frame in client.events(f"/v1/{kind}/{of}/events", types="permission.requested"):
+            found.append(frame.type)
+            await client.request("DELETE", f"/v1/sessions/{started['session_id']}")
+        assert found == ["permission.requested"]
