@@ -273,7 +273,7 @@ class EventFeed:
             shots = [
                 transient_frame("text.snapshot", shot)
                 for run, shot in reader.snapshots
-                if eye.sees(shot["of"], run.ordinal, run.depth, run.path)
+                if any(eye.sees(kind, run.ordinal, run.depth, run.path) for kind in (shot["of"], "text.snapshot"))
             ]
             if shots:
                 yield b"".join(shots)

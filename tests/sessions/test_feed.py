@@ -243,6 +243,28 @@ async def test_a_filtered_stream_says_which_frame_came_before_and_moves_the_curs
         assert [f["data"]["prev"] for f in seen if f["event"] and f["id"]] == [0, 5, 6]
 
 
+@pytest.mark.spec("11.1", "11.3")
+@pytest.mark.parametrize("wanted", ["text.snapshot", "text.delta"])
+async def test_who_asks_for_snapshots_or_for_what_they_are_of_gets_them(tmp_path: Path, wanted: str) -> None:
+    async with writing(tmp_path) as room:
+        feed, talk = EventFeed(room.log, room.bus, room.journal), room.begin()
+        await room.journal.flush()
+        talk.emit("under way")
+        joined = seen_by(feed, view(talk, types=frozenset({wanted, "session.closed"})), moved=asyncio.Event())
+        task = asyncio.create_task(joined)
+        async with asyncio.timeout(WAIT_S):
+            while not feed.readers:
+                await asyncio.sleep(0)
+        await room.journal.flush()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        talk.emit(" still")
+        talk.record(close)
+        found = [(f["event"], f["data"].get("text")) for f in await task if f["event"]]
+        pieces = [("text.delta", " still")] if wanted == "text.delta" else []
+        assert found == [("text.snapshot", "under way"), *pieces, ("session.closed", None)]
+
+
 @pytest.mark.spec("11.3")
 @pytest.mark.parametrize("filters", [{"deltas": False}, {"types": DURABLE}], ids=["deltas", "types"])
 async def test_a_view_without_deltas_shows_neither_deltas_nor_snapshots_nor_what_was_skipped(
