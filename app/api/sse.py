@@ -29,7 +29,8 @@ SSE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-store, no-transform"}
 LAST_EVENT_ID = "Last-Event-ID"
 _CLOSING = b"event: stream.closing\ndata: "
-_CURSOR = re.compile(r"[0-9]{1,18}")
+_CURSOR = re.compile(r"[0-9]{1,100}")
+_LAST = (1 << 63) - 1  # behind it there is no event, wherever it was
 
 
 class StreamQuery(BaseModel):
@@ -125,7 +126,7 @@ def _number(cursor: str | None, name: str) -> int:
             code="invalid_cursor",
             errors=[{"at": name, "message": "not an event id"}],
         )
-    return int(cursor)
+    return min(int(cursor), _LAST)
 
 
 def _types(text: str | None) -> frozenset[str] | None:
