@@ -160,12 +160,24 @@ def event_json(envelope_bytes: bytes, data: bytes) -> bytes:
     return b'%b,"data":%b}' % (envelope_bytes[:-1], data)
 
 
+def one_line(data: bytes) -> bytes:
+    """JSON whose strings have escapes in place of U+0085, U+2028 and U+2029: readers that split text into lines
+    (`str.splitlines`, `iter_lines` of httpx) end one there, though no server-sent event does."""
+    if data.isascii():
+        return data
+    if b"\xe2" in data:  # with which these begin: most text has not even that
+        data = data.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
+    return data.replace(b"\xc2\x85", rb"\u0085") if b"\xc2" in data else data
+
+
 def frame(event: Event | StoredEvent, prev: int | None = None) -> bytes:
     """The event as a server-sent event with LF line ends; `prev` is the id of the frame before it in a filtered
     stream. Transient events have no id, so that they do not move a client's cursor."""
     if isinstance(event, Event) and not event.seq:
-        return b"event: %b\ndata: %b\n\n" % (event.type.encode(), event.data)
+        return b"event: %b\ndata: %b\n\n" % (event.type.encode(), one_line(event.data))
     body = event_json(event.envelope, event.data)
+    if not body.isascii():
+        body = one_line(body)
     if prev is not None:
         body = b'{"prev":%d,%b' % (prev, body[1:])
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.seq, event.type.encode(), body)
@@ -173,7 +185,7 @@ def frame(event: Event | StoredEvent, prev: int | None = None) -> bytes:
 
 def transient_frame(name: str, payload: Mapping[str, Any]) -> bytes:
     """A frame that belongs to one connection only (snapshot, skipped, reset, closing)."""
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(payload))
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), one_line(encode(payload)))
 
 
 class Envelope(msgspec.Struct):

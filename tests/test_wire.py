@@ -120,6 +120,30 @@ def test_a_bare_cr_in_a_text_forges_no_frame() -> None:
     assert frame(event).startswith(b"id: 7\nevent: message\ndata: {")
 
 
+@given(st.text(st.sampled_from('a"\\\x85\u2028\u2029\xa8â\u0080\u2027你\n\x1c\x0b\x7f'), max_size=12))
+@pytest.mark.spec("11.1")
+def test_no_reader_of_lines_sees_a_frame_end_within_a_text_and_pages_keep_the_stored_bytes(text: str) -> None:
+    data = encode({"text": text})
+    head = envelope(7, kinds.MESSAGE, 0, scope_bytes(RUN), None)
+    stored = StoredEvent(seq=7, type="message", envelope=head, data=data)
+    passing = Event(
+        seq=0, type="text.delta", ts=0, tenant="t", session_id="s", run=None, step=None, payload={}, data=data
+    )
+    for made in (
+        frame(stored),
+        frame(stored, prev=3),
+        frame(passing),
+        transient_frame("text.snapshot", {"text": text}),
+    ):
+        lines = made.decode().splitlines()
+        assert [line.partition(":")[0] for line in lines] == ["id", "event", "data", ""][
+            not lines[0].startswith("id") :
+        ]
+        value = json.loads(lines[-2].removeprefix("data: "))
+        assert value.get("data", value)["text"] == text
+    assert event_json(head, data).endswith(data + b"}")
+
+
 @pytest.mark.spec("11.1")
 def test_an_envelope_holds_who_where_and_when_and_leaves_out_what_is_absent() -> None:
     made = envelope(5, kinds.STEP_STARTED, 1_700_000_000_123_456, scope_bytes(RUN), 2)
