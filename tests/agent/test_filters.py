@@ -151,6 +151,7 @@ async def delegated(w: World, policy: HandoffPolicy, *, said: str = "out", **ord
     definition = AgentDefinition(name="node", description="d", prompt="You are node.", tools=())
     given = HandoffOrder(tool="delegate", surface="dispatch", definition=definition, task=said, **order)
     async with w.sessions.opened(session), asyncio.timeout(WAIT_S):
+        w.supervisor.worked(session.id)  # as whoever orders it does
         return await w.supervisor.handoffs.delegate(by, given), session.id
 
 

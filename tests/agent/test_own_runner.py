@@ -65,6 +65,7 @@ async def delegated(
     )
     given = HandoffOrder(tool="subagent_own", surface="direct", definition=found, task=task, **(order or {}))
     async with asyncio.timeout(WAIT_S):
+        w.supervisor.worked(by.session.id)  # as whoever orders it does
         return await w.supervisor.handoffs.delegate(by, given)
 
 
