@@ -14,7 +14,7 @@ from tests.service import WAIT_S, Service, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SOON_S = 5.0  # for a slow machine; the next heartbeat, which would find out as well, is three times as far
+SOON_S = 10.0  # for a slow machine; the next heartbeat, which would find out as well, is half as far again
 assert SOON_S > 8 * LOOK_EVERY_S
 
 
