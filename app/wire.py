@@ -176,7 +176,7 @@ def frame(event: Event | StoredEvent, prev: int | None = None) -> bytes:
     if isinstance(event, Event) and not event.seq:
         return b"event: %b\ndata: %b\n\n" % (event.type.encode(), one_line(event.data))
     body = event_json(event.envelope, event.data)
-    if not body.isascii():
+    if not body.isascii():  # most are: this saves each of them a call
         body = one_line(body)
     if prev is not None:
         body = b'{"prev":%d,%b' % (prev, body[1:])

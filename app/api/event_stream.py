@@ -112,7 +112,7 @@ class EventStream(EventSourceResponse):
             self._client_gone, self._how = True, AWAY
             _cut(receive, watch)
             await asyncio.wait((watch,), timeout=1)
-        except Exception:
+        except Exception:  # border of the stream: whatever broke it off is told as its end, and goes on to who logs it
             self._how = FAILED if started else None
             raise
         finally:
