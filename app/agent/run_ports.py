@@ -54,6 +54,10 @@ class RunStore(Protocol):
         """Background tasks of all tenants that have ended, and of which their run was not told: `tenant_id`,
         `session_id`, `id`."""
 
+    async def busy_sessions(self) -> Sequence[Mapping[str, Any]]:
+        """Sessions of all tenants in which something was begun and that were not idle since: `tenant_id`, `id`. Closed
+        ones are left out."""
+
     async def open_runs(self) -> Sequence[Mapping[str, Any]]:
         """All runs of all tenants that are not final, deepest first."""
 

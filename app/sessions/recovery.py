@@ -97,7 +97,9 @@ class Recovery:
         untold = await self._store.untold_tasks()
         for row in untold:
             self._untold.setdefault(row["session_id"], set()).add(row["id"])
+        busy = await self._store.busy_sessions()  # also those whose process went away just before it called them idle
         sessions = {row["session_id"]: row["tenant_id"] for row in (*runs, *handoffs, *untold)}
+        sessions |= {row["id"]: row["tenant_id"] for row in busy}
         if runs:
             what = "are interrupted" if self.going_on is None else "are gone on with"
             log.warning("%d runs of %d sessions were in flight and %s", len(runs), len(sessions), what)
@@ -249,9 +251,7 @@ class Recovery:
             all_handoffs=list(all_handoffs),
             untold=set(self._untold.get(session_id, ())),
         )
-        idle_seq = (row or {}).get("idle_seq") or 0
-        begun = (*(run["first_seq"] for run in left.rows), *(handoff["start_seq"] for handoff in left.all_handoffs))
-        left.worked = bool(left.untold) or any(seq > idle_seq for seq in begun)
+        left.worked = bool(left.untold) or (row or {}).get("busy_seq") is not None
         await self._read(left)
         return left
 

@@ -108,7 +108,8 @@ class Projection:
 def blank_session(event: Event) -> Row:
     """The row of a session of which nothing is known but its first event; the head is filled in by the writer."""
     row: Row = dict.fromkeys(
-        ("memory_id", "agent", "title", "user", "closed_at", "closed_seq", "erased_at", "idle_seq"), None
+        ("memory_id", "agent", "title", "user", "closed_at", "closed_seq", "erased_at", "idle_seq", "busy_seq"),
+        None,
     )
     row |= {"tenant_id": event.tenant, "id": event.session_id, "metadata": {}, "config": {}}
     row |= {"created_at": event.ts, "updated_at": event.ts}
@@ -130,11 +131,16 @@ def _session_updated(rows: Projection, event: Event, payload: Mapping[str, Any])
 
 
 def _session_idle(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
-    rows.change_session(event.tenant, event.session_id, {"idle_seq": event.seq})
+    rows.change_session(event.tenant, event.session_id, {"idle_seq": event.seq, "busy_seq": None})
+
+
+def _busy(rows: Projection, event: Event) -> None:
+    """Something was begun, and the session is not at rest before it says so or is closed."""
+    rows.change_session(event.tenant, event.session_id, {"busy_seq": event.seq})
 
 
 def _session_closed(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
-    closed: Row = {"closed_at": event.ts, "closed_seq": event.seq, "updated_at": event.ts}
+    closed: Row = {"closed_at": event.ts, "closed_seq": event.seq, "updated_at": event.ts, "busy_seq": None}
     if erases(event):
         closed |= {"erased_at": event.ts, "title": None, "user": None, "metadata": {}, "config": {}}
         rows.erased[(event.tenant, event.session_id)] = event.seq
@@ -169,6 +175,7 @@ _NOT_YET: Row = dict.fromkeys(("wait_reason", "tools", "terminal_seq", "started_
 
 
 def _run_queued(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
+    _busy(rows, event)
     run = _run_of(event)
     row: Row = {name: getattr(run, name) for name in _IDENTITY}
     row |= {name: payload.get(name) for name in _ASKED}
@@ -331,6 +338,7 @@ def _tool_result(rows: Projection, event: Event, payload: Mapping[str, Any]) -> 
 
 
 def _handoff_start(rows: Projection, event: Event, payload: Mapping[str, Any]) -> None:
+    _busy(rows, event)
     row: Row = dict.fromkeys(("output", "error", "fallback", "run_ids", "end_seq", "ended_at", "duration_ms"))
     row |= {"tenant_id": event.tenant, "id": payload["handoff_id"], "session_id": event.session_id}
     row |= {name: payload[name] for name in ("tool", "surface", "name", "depth", "session_mode", "background", "input")}

@@ -48,6 +48,7 @@ _turns = (
 _handoff = _shown(handoffs)
 _handoffs = _of(handoffs, "session_id").order_by(handoffs.c.start_seq)
 _handoff_runs = _of(runs, "handoff_id").order_by(runs.c.ordinal)
+_busy_sessions = select(sessions.c.tenant_id, sessions.c.id).where(sessions.c.busy_seq.is_not(None))
 _open_runs = select(runs).where(runs.c.ended_at.is_(None))
 _open_handoffs = select(handoffs).where(handoffs.c.ended_at.is_(None))
 _exchanges = (
@@ -204,6 +205,11 @@ class SqlRunStore:
         """Background tasks of all tenants that have ended without a notice to their run: `tenant_id`, `session_id`,
         `id`. Those of closed sessions are left out."""
         return await self._reader.rows(_untold_tasks)
+
+    async def busy_sessions(self) -> list[Record]:
+        """Sessions of all tenants in which something was begun since they last were idle: `tenant_id`, `id`. Those that
+        are closed are left out."""
+        return await self._reader.rows(_busy_sessions)
 
     async def open_runs(self) -> list[Record]:
         """All runs of all tenants that are not final, deepest first."""

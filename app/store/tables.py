@@ -51,11 +51,15 @@ sessions = Table(
     big("closed_seq", null=True),
     big("erased_at", null=True),
     big("idle_seq", null=True),
+    big("busy_seq", null=True),
     big("next_seq"),
     blob("head_hash"),
     blob("head_mac", null=True),
     key("id"),
 )
+
+# What a restart looks for; sessions at rest are not in it.
+partial("ix_sessions_busy", sessions, "id busy_seq", sessions.c.busy_seq.is_not(None))
 
 memories = Table(
     "memories",

@@ -233,7 +233,7 @@ async def test_one_command_keeps_parent_child_and_grandchild_from_writing_and_is
         ids = [queued[depth]["run_id"] for depth in range(3)]
         heard = lines(told)
         of = {point: [each for each in heard if each["hook_event_name"] == point] for point in every}
-        # a file is written beside the subagent that is called in the same step, so which of the two is told of first is open
+        # a file is written beside the subagent that is called in the same step: either may be told of first
         of["PreToolUse"].sort(key=lambda each: each["depth"])
         assert [[each["depth"] for each in of[point]] for point in every] == [[1, 2], [0, 1, 2], [], [2, 1]]
         for each in heard:

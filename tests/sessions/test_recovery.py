@@ -34,10 +34,7 @@ class Mortal:
     def write(self, batch: Sequence[Event], writes: Sequence[Write] = ()) -> Sequence[Rejected]:
         """Store what there is life for."""
         kept = list(batch[: self.life])
-        if len(kept) < len(batch) and not self.died:
-            # in one breath with the end before it: no crash comes between these two
-            kept += [event for event in batch[len(kept) : len(kept) + 1] if event.type == "session.idle"]
-            self.died = True
+        self.died = self.died or len(kept) < len(batch)
         self.life = 0 if self.died else self.life - len(kept)
         return self.real.write(kept, () if self.died else writes) if kept else ()
 
@@ -244,6 +241,30 @@ async def test_a_session_is_idle_once_more_behind_what_a_restart_tells_of(tmp_pa
     async with world(tmp_path, verify=False) as w:
         kinds = [event["type"] for event in await w.events(run.session_id)]
         assert kinds[-3:] == ["session.idle", "notice", "session.idle"], kinds
+
+
+@pytest.mark.spec("11.3", "12.7")
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("go_on", [False, True])
+async def test_a_session_whose_process_went_away_just_before_it_was_idle_is_idle_after_the_restart(
+    tmp_path: Path, go_on: bool, direct: bool
+) -> None:
+    tools = (Probe("write", echo),)
+    whole = await crashed(tmp_path, 10_000, tools, direct=direct)
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    await crashed(folder, whole - 1, tools, direct=direct)
+    logs: list[list[str]] = []
+    for _ in range(2):
+        async with world(folder, tools=tools, go_on=go_on) as w:
+            await w.recovery.settled()
+            await w.journal.flush()
+            assert await w.store.busy_sessions() == []
+            (row,) = await w.rows("sessions")
+            logs.append([event["type"] for event in await w.events(row["id"])])
+    assert len(logs[0]) == whole
+    assert (logs[0][-1], logs[0].count("session.idle")) == ("session.idle", 1)
+    assert logs[1] == logs[0], "the next restart has nothing to say"
 
 
 @pytest.mark.spec("11.3", "3.6")

@@ -15,6 +15,7 @@ from alembic import command
 from sqlalchemy import Column, Integer, inspect, text
 
 from app.agent.approvals import digest_of
+from app.agent.events import SESSION_IDLE
 from app.sessions.views import handoff_view
 from app.store import migrate
 from app.store.columns import metadata
@@ -283,6 +284,49 @@ async def test_approvals_of_an_older_version_say_over_which_arguments_and_their_
         checked = chains.check("default", facts.session.id)
         assert checked is not None
         assert chains.with_rows("default", facts.session.id, checked).flaw is None
+
+
+@pytest.mark.spec("12.1", "12.7")
+async def test_sessions_of_an_older_version_that_were_not_idle_after_their_work_are_found(
+    old_and_new: tuple[str, str],
+) -> None:
+    old, new = old_and_new
+    story: dict[str, Facts] = {}
+    writer = Database(new).writer(replaced)
+    for name in ("open", "ended", "delegated", "at rest", "again", "closed", "new"):
+        facts = story[name] = Facts()
+        run = facts.run()
+        told = [facts.created()]
+        if name == "open":
+            told.append(facts.queued(run))
+        elif name == "delegated":
+            told += [facts.handoff(None, "ho_one"), facts.handed_back(None, "ho_one", [])]
+        elif name != "new":
+            told += facts.whole_run(run)
+        if name in ("at rest", "again"):
+            told.append(facts.event(facts.session, SESSION_IDLE, {}))
+        if name == "again":
+            told += facts.whole_run(facts.run())
+        if name == "closed":
+            told.append(facts.closed())
+        assert not writer.write(told), name
+    writer.close()
+    at_revision(old, "0013")
+    filled_from(old, new)
+    assert upgrade(old) is True
+    found, rows = [], []
+    for where in (old, new):
+        database = Database(where)
+        await database.open()
+        try:
+            found.append({row["id"] for row in await SqlRunStore(database.reader).busy_sessions()})
+        finally:
+            await database.close()
+        with writing_connection(locate(where), "FULL", 1000) as connection:
+            rows.append(connection.execute(text("SELECT id, busy_seq FROM sessions ORDER BY id")).all())
+    busy = {story[name].session.id for name in ("open", "ended", "delegated", "again")}
+    assert found == [busy, busy]
+    assert rows[0] == rows[1]
 
 
 # ── installed and changed ───────────────────────────────────────────────────────────────────────────────────────

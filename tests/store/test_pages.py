@@ -414,6 +414,7 @@ def test_every_page_is_read_along_the_index_of_its_order(
 
 RARE = {
     "_all",
+    "_busy_sessions",
     "_newest",
     "_last",
     "_open_handoffs",
@@ -440,6 +441,7 @@ def test_every_other_read_searches_an_index(library: sqlite3.Connection) -> None
     assert seen >= 15
     for table, statement in (("runs", runs._open_runs), ("handoffs", runs._open_handoffs)):
         assert f"SCAN {table} USING INDEX ix_{table}_open" in plan(library, statement, {})
+    assert "SCAN sessions USING COVERING INDEX ix_sessions_busy" in plan(library, runs._busy_sessions, {})
     assert "CORRELATED" not in plan(library, runs._untold_tasks, {}), "the notices of a session are read for each task"
 
 

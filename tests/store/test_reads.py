@@ -189,7 +189,7 @@ async def test_the_newest_version_of_a_tenants_agent_counts(store: Store) -> Non
 # ── tenants ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 # Recovery, the key that names the tenant, the catalog.
-ACROSS_TENANTS = {"open_runs", "open_handoffs", "untold_tasks", "find", "any", "all"}
+ACROSS_TENANTS = {"open_runs", "open_handoffs", "busy_sessions", "untold_tasks", "find", "any", "all"}
 
 
 @pytest.mark.spec("17.1")
