@@ -54,6 +54,7 @@ class Http(Group):
     access_log: bool = Field(False, description="Write a line for each request, without its query.")
     head_timeout_s: float = Field(20.0, gt=0, le=3600, description="For the head of a request, from its first byte.")
     body_timeout_s: float = Field(300.0, gt=0, le=86_400, description="For its body, from then on.")
+    keep_alive_s: int = Field(75, ge=1, le=3600, description="How long a connection may be idle between requests.")
     grace_s: float = Field(10.0, ge=0, description="How long runs may finish after SIGTERM.")
 
     @field_validator("key")

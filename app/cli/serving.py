@@ -84,6 +84,7 @@ async def _serve(settings: Settings, *, as_json: bool) -> int:
         ws="none",
         server_header=False,
         date_header=True,
+        timeout_keep_alive=settings.http.keep_alive_s,
         timeout_graceful_shutdown=int(settings.http.grace_s + BACKSTOP_S),
     )
     server = _Server(config)

@@ -4,12 +4,14 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
 from app.cli.connection import LOOK_EVERY_S
+from app.settings import Http
 from tests.service import WAIT_S, Service, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -189,3 +191,20 @@ async def test_a_stream_says_one_thing_of_its_connection(service: Service, asked
     assert head.count(b"\r\nconnection:") == (asked == "close")
     line.leave("close")
     await becomes(service, 0)
+
+
+@pytest.mark.spec("16.1", "16.5")
+async def test_a_line_on_which_nothing_is_asked_is_closed_after_its_time_and_not_before_those_of_proxies(
+    tmp_path: Path,
+) -> None:
+    """Who closes first decides: a request that is sent while the other side closes is lost, and nobody knows whether it
+    was heard. Proxies keep lines for 60 s (nginx, the balancers of clouds), clients for less."""
+    assert Http().keep_alive_s > 60
+    async with serving(tmp_path, env={"SUBAGENTD_HTTP__KEEP_ALIVE_S": "1"}) as service:
+        line = await Line.to(service)
+        for _ in range(2):
+            line.ask("GET /healthz")
+            assert (await line.until(b"}")).startswith(b"HTTP/1.1 200")
+        async with asyncio.timeout(WAIT_S):
+            assert await line.reader.read() == b"", "it is closed without another word"
+        line.leave("close")
