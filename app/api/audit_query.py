@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from app.agent.errors import InvalidRequest
 from app.api.deps import Asked
-from app.api.pages import Cursor, Limit, answer
+from app.api.pages import Cursor, Limit, Wanted, answer, given
 from app.sessions.audit import ANY, MAX_TEXT, DecisionFilter, Filter, MessageFilter, Page
 from app.sessions.views import decision_view, message_view
 from app.wire import EXAMPLE, microseconds_of
@@ -17,22 +17,14 @@ from app.wire import EXAMPLE, microseconds_of
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-def _given(value: str) -> str:
-    """Taken for no filter, an empty one would widen the answer; taken as it is, it would fit nothing."""
-    if not value:
-        raise ValueError("it is empty: say what to look for, or leave it out")
-    return value
-
-
 def _moment(value: str) -> str:
     try:
-        microseconds_of(_given(value))
+        microseconds_of(given(value))
     except ValueError as error:
         raise ValueError(f"{error}: write {EXAMPLE}, with + as %2B") from None
     return value
 
 
-Wanted = Annotated[str, AfterValidator(_given), Field(json_schema_extra={"minLength": 1})]
 Moment = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"format": "date-time"})]
 Agent = Annotated[Wanted | None, Query(description="Of this agent.")]
 Tool = Annotated[Wanted | None, Query(description="Results of this tool.")]

@@ -7,11 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Query
+from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
 from app.agent.errors import InvalidRequest
 from app.wire import encode, encode_tree
 
+
+def given(value: str) -> str:
+    """A filter. Taken for none, an empty one would widen the answer; taken as it is, it would fit nothing."""
+    if not value:
+        raise ValueError("it is empty: say what to look for, or leave it out")
+    return value
+
+
+Wanted = Annotated[str, AfterValidator(given), Field(json_schema_extra={"minLength": 1})]
 Limit = Annotated[int, Query(ge=1, le=500, description="How many, at most.")]
 Cursor = Annotated[str | None, Query(description="`next` of the page before.")]
 WaitMs = Annotated[int, Query(ge=0, le=60_000, description="How long to wait for something new.")]

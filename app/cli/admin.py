@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
@@ -20,6 +19,7 @@ from app.store.database import Database
 from app.store.keys import SqlKeyStore
 from app.store.migrate import MigrationError
 from app.store.migrate import upgrade as migrate
+from app.wire import EXAMPLE, microseconds_of
 from app.wiring import checks_with
 from app.wiring_definitions import catalog_of, skills_of
 from app.wiring_hooks import OwnHooks
@@ -88,7 +88,9 @@ def create_key(settings: Settings, *, tenant: str, name: str, scopes: str, expir
     try:
         ends = None if expires is None else expiry(expires)
     except ValueError:
-        click.echo(f"--expires {expires!r} is neither a length of time (30d, 12h) nor an RFC 3339 time", err=True)
+        click.echo(
+            f"--expires {expires!r} is neither a length of time (30d, 12h) nor a time such as {EXAMPLE}", err=True
+        )
         return USAGE
     if ends is not None and ends <= now_us():
         click.echo(f"--expires {expires}: the key would have expired at {moment(ends)} already", err=True)
@@ -112,10 +114,7 @@ def expiry(text: str) -> int:
     match = re.fullmatch(r"(\d{1,6})([dhms])", text)
     if match:
         return now_us() + int(match[1]) * _UNITS[match[2]] * 1_000_000
-    moment_ = datetime.fromisoformat(text)
-    if moment_.tzinfo is None:
-        moment_ = moment_.replace(tzinfo=UTC)
-    return int(moment_.timestamp() * 1_000_000)
+    return microseconds_of(text)
 
 
 def list_keys(settings: Settings, *, tenant: str | None, as_json: bool) -> int:

@@ -96,6 +96,8 @@ async def test_probes_need_no_key_and_metrics_need_admin(tmp_path: Path) -> None
         ({"expires_in_s": 0}, 422, "expires_in_s"),
         ({"expires_at": "2001-01-01T00:00:00Z"}, 422, "expires_at"),
         ({"expires_at": "soon"}, 422, ""),
+        ({"expires_at": "2101-01-01T00:00:00"}, 422, ""),
+        ({"expires_at": "21010101T000000Z"}, 422, ""),
         ({"expires_at": "2101-01-01T00:00:00Z", "expires_in_s": 5}, 422, ""),
         ({"tenant": "other"}, 403, None),
         ({"nmae": "x"}, 422, "nmae"),

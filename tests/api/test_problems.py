@@ -219,17 +219,28 @@ async def test_a_parameter_that_comes_twice_is_refused_by_its_name(
     assert "2 times" in problem["detail"]
 
 
+MESSAGE_FILTERS = "agent role tool since until text order"
+
+
 @pytest.mark.spec("12.4")
 @pytest.mark.parametrize(
-    "path", ["/v1/audit", "/v1/audit/export", f"/v1/sessions/{UNKNOWN}/messages", f"{RUN}/{UNKNOWN}/messages"]
+    ("path", "names"),
+    [
+        ("/v1/audit", f"{MESSAGE_FILTERS} session_id run_id decision"),
+        ("/v1/audit/export", f"{MESSAGE_FILTERS} session_id run_id decision"),
+        (f"/v1/sessions/{UNKNOWN}/messages", MESSAGE_FILTERS),
+        (f"{RUN}/{UNKNOWN}/messages", MESSAGE_FILTERS),
+        ("/v1/permissions", "session_id status"),
+        ("/v1/tasks", "session_id status agent"),
+    ],
 )
-async def test_an_empty_filter_is_refused_and_not_taken_for_none(http: httpx.AsyncClient, path: str) -> None:
-    names = ["agent", "role", "tool", "since", "until", "text", "order"]
-    names += ["session_id", "run_id", "decision"] if "audit" in path else []
-    for name in names:
+async def test_an_empty_filter_is_refused_and_not_taken_for_none(
+    http: httpx.AsyncClient, path: str, names: str
+) -> None:
+    for name in names.split():
         problem = checked(await http.get(path, params={name: ""}), 422, "invalid_request")
         assert [error["at"] for error in problem["errors"]] == [name]
-        assert "leave it out" in problem["detail"] or name in ("role", "order"), problem
+        assert "leave it out" in problem["detail"] or name in ("role", "order", "status"), problem
 
 
 @pytest.mark.spec("12.4")

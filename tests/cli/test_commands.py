@@ -105,6 +105,10 @@ async def test_keys_are_made_shown_once_listed_and_revoked(tmp_path: Path) -> No
     wrong = await run("keys", "create", "--scopes", "everything", *db, folder=tmp_path)
     assert wrong.code == 2
     assert "everything" in wrong.err
+    for when in ("2101-01-01T00:00:00", "21010101T000000Z", "5 days", "2001-01-01T00:00:00Z"):
+        wrong = await run("keys", "create", "--expires", when, *db, folder=tmp_path)
+        assert (wrong.code, when in wrong.err) == (2, True), when
+    assert len((await run("keys", "list", *db, "--json", folder=tmp_path)).lines[0]) == 1
     assert key["key"].encode() not in (tmp_path / "keys.db").read_bytes()
 
 

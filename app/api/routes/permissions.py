@@ -9,7 +9,7 @@ from app.agent.approvals import Answer, AnswerKind
 from app.agent.errors import InvalidRequest
 from app.api.deps import Approving, Reading
 from app.api.docs import new_router, problems
-from app.api.pages import Cursor, Limit, answer
+from app.api.pages import Cursor, Limit, Wanted, answer
 from app.api.schemas import approvals
 from app.api.schemas.requests import PermissionAnswer
 from app.sessions.explaining import CallQuestion
@@ -35,7 +35,7 @@ Depth = Annotated[int | None, Query(ge=0, le=100, description="With `explain`: h
 )
 async def list_permissions(
     asked: Reading,
-    session_id: Annotated[str | None, Query(description="Of this session.")] = None,
+    session_id: Annotated[Wanted | None, Query(description="Of this session.")] = None,
     status: Status | None = None,
     explain: Explain = None,
     agent: Agents = None,

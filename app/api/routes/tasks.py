@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from app.api.deps import Reading, Running
 from app.api.docs import new_router, problems
-from app.api.pages import Cursor, Limit, answer
+from app.api.pages import Cursor, Limit, Wanted, answer
 from app.api.schemas import answers
 from app.api.schemas.requests import ClearBody
 from app.sessions.tasks import MOST_WAIT_MS, WAIT_MS, TaskFilter
@@ -19,9 +19,9 @@ EVERYTHING = ClearBody()
 @router.get("/v1/tasks", response_model=answers.TaskPage, responses=problems(404))
 async def list_tasks(
     asked: Reading,
-    session_id: Annotated[str | None, Query(description="Of this session.")] = None,
+    session_id: Annotated[Wanted | None, Query(description="Of this session.")] = None,
     status: answers.TaskStatus | None = None,
-    agent: Annotated[str | None, Query(description="Of this agent.")] = None,
+    agent: Annotated[Wanted | None, Query(description="Of this agent.")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Response:

@@ -2,7 +2,6 @@
 tells the two apart (`api/errors.py` reads `later` and `later_values`)."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -28,6 +27,7 @@ from app.api.schemas.fields import (
     open_object,
 )
 from app.sessions.requests import DelegationInput, OnBusy, ResumeInput, RunInput, SessionInput
+from app.wire import EXAMPLE, microseconds_of
 
 Definition = Annotated[
     dict[str, Any],
@@ -285,7 +285,7 @@ class KeyBody(Body):
         """When the key expires, in µs. Raises `ValueError` for a time that is none."""
         if self.expires_in_s is not None:
             return now + self.expires_in_s * 1_000_000
-        return None if self.expires_at is None else microseconds(datetime.fromisoformat(self.expires_at))
+        return None if self.expires_at is None else microseconds_of(self.expires_at)
 
     @model_validator(mode="after")
     def _one_end(self) -> "KeyBody":
@@ -295,7 +295,7 @@ class KeyBody(Body):
             try:
                 self.ends(0)
             except ValueError:
-                raise ValueError("expires_at is no RFC 3339 time, such as 2030-01-31T12:00:00Z") from None
+                raise ValueError(f"expires_at is no time of RFC 3339: write {EXAMPLE}") from None
         return self
 
 
@@ -325,10 +325,3 @@ class TicketBody(Body):
 def flag_of(thinking: Thinking | None) -> bool | None:
     """Whether models are to think; None: nobody said."""
     return None if thinking is None else thinking == "on"
-
-
-def microseconds(moment: datetime) -> int:
-    """A time as the store has it; without a zone it is UTC."""
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1_000_000)
