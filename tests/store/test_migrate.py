@@ -15,7 +15,6 @@ from alembic import command
 from sqlalchemy import Column, Integer, inspect, text
 
 from app.agent.approvals import digest_of
-from app.agent.events import SESSION_IDLE
 from app.sessions.views import handoff_view
 from app.store import migrate
 from app.store.columns import metadata
@@ -304,7 +303,7 @@ async def test_sessions_of_an_older_version_that_were_not_idle_after_their_work_
         elif name != "new":
             told += facts.whole_run(run)
         if name in ("at rest", "again"):
-            told.append(facts.event(facts.session, SESSION_IDLE, {}))
+            told.append(facts.idle())
         if name == "again":
             told += facts.whole_run(facts.run())
         if name == "closed":
