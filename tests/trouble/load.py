@@ -41,6 +41,7 @@ class Seen:
     session_id: str
     events: dict[int, str] = field(default_factory=dict)
     ended: bool = False
+    retry_s: float = 0.0  # how long to wait before the stream is opened again, as it said last
 
 
 @dataclass(slots=True)
@@ -131,6 +132,8 @@ class Load:
                         if seen.events.setdefault(number, data) != data:
                             self.wrong.append(f"event {number} of {seen.session_id} came in two forms")
                         seen.ended = seen.ended or (kind in FINAL and json.loads(data)["run_id"] == seen.run_id)
+                if not seen.ended:
+                    await asyncio.sleep(seen.retry_s)
             except aiohttp.ClientError:
                 self.statuses["stream broken off"] += 1
                 await asyncio.sleep(PAUSE_S)
@@ -153,6 +156,8 @@ class Load:
                 *frames, buffer = (buffer + chunk).split(b"\n\n")
                 for frame in frames:
                     fields = dict(line.split(": ", 1) for line in frame.decode().split("\n") if ": " in line)
+                    if "retry" in fields:
+                        seen.retry_s = int(fields["retry"]) / 1000
                     number = int(fields["id"]) if "id" in fields and "data" in fields else None
                     yield number, fields.get("event", ""), fields.get("data", "")
 
