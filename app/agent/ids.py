@@ -1,12 +1,15 @@
-"""Identifiers: a prefix that names the kind, and a monotonic ULID in lower case.
+"""Identifiers: a prefix that names the kind, and a monotonic ULID in lower case; and names for people.
 
 Ids made by one process sort by their time of creation, also within one millisecond, so that an index on an id is
 an index on time. The random part is 80 bits; within a millisecond it is counted up.
 """
 
 import os
+import re
 import time
 
+NAME_CHARS = 64
+_NOT_WORD = re.compile(r"[^\w-]+")
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]  # 10 bits at a time: half the steps
 
@@ -42,3 +45,8 @@ def new_id(prefix: str) -> str:
 def now_us() -> int:
     """Microseconds since 1970, UTC: the unit of every time in the store."""
     return time.time_ns() // 1000
+
+
+def readable(text: str) -> str:
+    """A label of letters, digits, `_` and `-`, 64 characters at most; empty when nothing is left of the text."""
+    return _NOT_WORD.sub("_", text).strip("_")[:NAME_CHARS]

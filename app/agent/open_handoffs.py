@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from app.agent.errors import Conflict, NotFound
+from app.agent.ids import readable
 from app.agent.open_handoff import OpenHandoff
 from app.agent.orders import ResumePoint, TaskState
 from app.agent.run_ports import Launcher
@@ -26,6 +27,9 @@ class HandoffRecords(Protocol):
 
     async def handoffs(self, tenant: str, session_id: str) -> Sequence[Row]:
         """Those of a session, in the order of their starts."""
+
+    async def removed(self, tenant: str, session_id: str, names: Collection[str]) -> str | None:
+        """The id of one that is kept and not to be seen any more, and has such an id, name or run."""
 
     async def handoff_runs(self, tenant: str, handoff_id: str) -> Sequence[Row]:
         """The runs of one, in order."""
@@ -90,16 +94,23 @@ class OpenHandoffs:
         """What `wanted` names in a session: a task by its id, the id of one of its runs, or its readable name. Raises
         `NotFound` for what is none of these, `Conflict` for what has not ended or has no memory to go on with."""
         rows = await self._records.handoffs(session.tenant, session.id)
-        row = next((row for row in rows if wanted in (row["id"], row["name"])), None)
+        names = wanted, readable(wanted)  # as it was given, or as it was made of that
+        row = next((row for name in names for row in rows if name in (row["id"], row["name"])), None)
         row = row or next((row for row in rows if wanted in (row["run_ids"] or ())), None)
-        open_ones = (h for h in self._open.values() if h.by.session.id == session.id)
-        busy = next((h for h in open_ones if wanted in (h.id, h.name, *h.runs) or (row and row["id"] == h.id)), None)
+        open_ones = [h for h in self._open.values() if h.by.session.id == session.id]
+        meant = {row["id"]} if row is not None else {*names}
+        busy = next((h for h in open_ones if not meant.isdisjoint((h.id, h.name, *h.runs))), None)
         if busy is not None:
             raise Conflict(
                 f"task {busy.id} has not ended: wait for its result, or cancel it, before it is resumed",
                 code="task_running",
             )
         if row is None:
+            if (gone := await self._records.removed(session.tenant, session.id, names)) is not None:
+                raise NotFound(
+                    f"task {gone} was removed, or is older than tasks.retention_h: nothing goes on with it",
+                    code="task_gone",
+                )
             raise NotFound(
                 f"there is no task {wanted[:80]!r} in this session: resume takes the id of a task (ho_…), that of one "
                 "of its runs (run_…), or its name",

@@ -6,7 +6,6 @@ Owns the asyncio task of every run. Knows neither HTTP nor the store.
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from app.agent.errors import Conflict, NotFound, Unavailable
 from app.agent.events import Event
 from app.agent.flights import Air, Flight, Found, queued_payload, run_of
 from app.agent.handoff import Handoffs
+from app.agent.ids import readable
 from app.agent.interruption import LAST_WORD_S, LastWords
 from app.agent.live_run import LiveRun, RunnerParts
 from app.agent.messages import Usage
@@ -40,14 +40,12 @@ from app.agent.shared_memories import MemorySeat, SharedMemories
 
 log = logging.getLogger(__name__)
 
-NAME_CHARS = 64
 SHUTDOWN_WORDS_S = 1.5  # for hooks to be told of it, beside that grace
 INTERRUPT_S = 8.0  # for runs that are interrupted to end: a tool may be deaf, and is waited for (spec 7.4)
 IDLE_SESSIONS = 1_000  # whose numbers are kept at hand: some KiB each, more where agents come with the session
 PAUSE_SHARE, PAUSE_S = 0.25, 2.0  # of a grace, for steps that were begun to end; at most so long
 LOOK_S = 0.05  # between two looks at who still works
 QUEUED_TURNS = 100  # of one session
-_NOT_WORD = re.compile(r"[^\w-]+")
 Ending = Callable[[Run, RunStatus], Usage]  # what those used that were closed
 
 
@@ -244,7 +242,7 @@ class RunSupervisor:
     def name(self, session: Session, wanted: str | None) -> str:
         """A readable name for a subagent, unique in the session."""
         air = self._sessions[session.id]
-        base = _NOT_WORD.sub("_", self._masker.text(wanted or "")).strip("_")[:NAME_CHARS]
+        base = readable(self._masker.text(wanted or ""))
         candidate = base or f"sub_{secrets.token_hex(4)}"
         while candidate in air.names:
             air.numbers[base] = number = air.numbers.get(base, 1) + 1

@@ -51,6 +51,8 @@ class Connection(HttpToolsProtocol):
         self._timed: _Part | None = None  # what the timer was set for; None: for what came before
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._came = 0  # in the piece that is being parsed
+        self._large = False
         self._current: RequestResponseCycle | None = None  # what is answered; those behind it wait in the pipeline
         self._watch: asyncio.TimerHandle | None = None
 
@@ -75,6 +77,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Something came."""
+        self._came = len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -83,7 +86,7 @@ class Connection(HttpToolsProtocol):
         if self._part is _Part.HEAD:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(_LARGE, f"the head has more than {MAX_HEAD_BYTES} bytes", "head_too_large")
+                self._refuse_head()
                 return
         awaited = self._part
         if awaited is _Part.NOTHING and not self._answering():  # empty lines, which begin nothing
@@ -105,6 +108,9 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is complete."""
+        if self._head_bytes + self._came > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES:
+            self._large = True
+            raise ValueError("the head is too large")  # ends the parsing, which asks for `send_400_response`
         super().on_headers_complete()  # which refuses a target that is none
         self._part = _Part.BODY
 
@@ -178,8 +184,21 @@ class Connection(HttpToolsProtocol):
             self._refuse(_SLOW, f"the body was not complete within {self._bounds.body_s:g} s", "too_slow")
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP."""
-        self._refuse(_MALFORMED, "this is no request of HTTP/1.1: its head or its framing is broken", "malformed_http")
+        """What came is no HTTP, or too much of it."""
+        if self._large:
+            self._refuse_head()
+            return
+        detail = (
+            "this is no request of HTTP/1.1: its head or its framing is broken, or its target has characters that "
+            "are to be written with % (RFC 3986)"
+        )
+        self._refuse(_MALFORMED, detail, "malformed_http")
+
+    def _size_of_head(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
+
+    def _refuse_head(self) -> None:
+        self._refuse(_LARGE, f"the head has more than {MAX_HEAD_BYTES} bytes", "head_too_large")
 
     def _refuse(self, kind: Kind, detail: str, code: str) -> None:
         """Say why, and hang up. In the middle of another answer this would be read as a part of that: then only the

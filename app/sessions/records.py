@@ -3,7 +3,7 @@
 Tasks that were removed, or that are older than the retention, are not among them. Knows no SQL.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,13 @@ class Records:
         rows = await self.store.handoffs(tenant, session_id)
         gone = await self._gone(tenant, session_id, rows)
         return [row for row in rows if row["id"] not in gone]
+
+    async def removed(self, tenant: str, session_id: str, names: Collection[str]) -> str | None:
+        """The id of one that is kept and not to be seen any more, and has such an id, name or run."""
+        rows = await self.store.handoffs(tenant, session_id)
+        gone = await self._gone(tenant, session_id, rows)
+        named = (row for row in rows if not set(names).isdisjoint((row["id"], row["name"], *(row["run_ids"] or ()))))
+        return next((row["id"] for row in named if row["id"] in gone), None)
 
     async def _gone(self, tenant: str, session_id: str, rows: Sequence[Mapping[str, Any]]) -> set[str]:
         """Which of these are not to be seen any more."""

@@ -6,7 +6,7 @@ result = await desk.call("dispatch_subagent", agent_type="helper", task="Work.")
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +188,10 @@ class Notes:
     async def handoffs(self, tenant: str, session_id: str) -> Sequence[Mapping[str, Any]]:
         """All rows."""
         return list(self.rows.values())
+
+    async def removed(self, tenant: str, session_id: str, names: Collection[str]) -> str | None:
+        """None is."""
+        return None
 
     async def handoff_runs(self, tenant: str, handoff_id: str) -> Sequence[Mapping[str, Any]]:
         """The runs of one."""

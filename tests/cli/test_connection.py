@@ -208,3 +208,29 @@ async def test_a_line_on_which_nothing_is_asked_is_closed_after_its_time_and_not
         async with asyncio.timeout(WAIT_S):
             assert await line.reader.read() == b"", "it is closed without another word"
         line.leave("close")
+
+
+@pytest.mark.spec("16.1")
+@pytest.mark.parametrize("piece", [100_000, 60_000, 4_000])
+@pytest.mark.parametrize("where", ["field", "target", "fields"])
+async def test_a_head_has_64_kib_at_most_however_many_pieces_it_comes_in(
+    service: Service, where: str, piece: int
+) -> None:
+    for size, refused in ((60_000, False), (66_000, True)):
+        filling = b"x" * size
+        target, fields = b"/healthz", b""
+        if where == "target":
+            target += b"?" + filling
+        elif where == "field":
+            fields = b"X-Long: " + filling + b"\r\n"
+        else:
+            fields = b"".join(b"X-%d: %b\r\n" % (n, filling[: size // 100]) for n in range(100))
+        line = await Line.to(service)
+        head = b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (target, line.host.encode(), fields)
+        for start in range(0, len(head), piece):
+            line.writer.write(head[start : start + piece])
+            await line.writer.drain()
+        answer = await line.until(b"}")
+        assert answer.startswith(b"HTTP/1.1 431" if refused else b"HTTP/1.1 200"), (size, answer[:200])
+        assert (b"head_too_large" in answer) == refused
+        line.leave("close")

@@ -136,12 +136,14 @@ async def test_a_subagent_that_goes_on_is_not_resumed_and_of_two_at_once_one_win
 @pytest.mark.spec("9.4", "14.9")
 async def test_a_delegation_resumes_by_task_run_or_name_and_takes_the_agent_over(tmp_path: Path) -> None:
     async with serving(tmp_path, env=played(tmp_path)) as service, service.client() as client:
-        first = await delegated(client, "one", name="north")
+        first = await delegated(client, "one", name="My north: 北")
+        assert first["name"] == "My_north_北"
         session = first["session_id"]
         orders: list[dict[str, Any]] = [
             {"resume": first["handoff_id"]},
             {"resume": first["run_id"]},
-            {"resume": "north", "session_id": session},
+            {"resume": "My_north_北", "session_id": session},
+            {"resume": "My north: 北", "session_id": session},
             {"resume": first["handoff_id"], "agent": "worker"},
             {"resume": first["handoff_id"], "agent": worker(), "session_id": session},
         ]

@@ -212,9 +212,9 @@ async def test_a_task_that_was_removed_is_in_no_list_and_the_log_keeps_it(tmp_pa
             f"- {kept['task_id']} worker ({kept['name']}): Completed",
             f"Error: there is no task '{task['task_id']}' in this session.",
         ]
-        for resume in (task["task_id"], "north"):
+        for resume in (task["task_id"], "north", "/north/"):
             body = {"task": "x", "resume": resume, "session_id": session}
-            assert await refused(client, "POST", "/v1/delegations", body) == (404, "unknown_task")
+            assert await refused(client, "POST", "/v1/delegations", body) == (404, "task_gone")
     async with serving(tmp_path, env=played(tmp_path)) as service, service.client() as client:
         assert await listed(client) == [kept["task_id"]]
         await client.request("DELETE", f"/v1/sessions/{session}")
@@ -269,7 +269,7 @@ async def test_a_task_is_listed_for_the_time_that_is_set_and_says_that_it_expire
         assert "more than 2 hours ago (tasks.retention_h)" in str(expired.value)
         assert (await client.request("GET", f"/v1/delegations/{old}"))["output"] == "a"
         body = {"task": "x", "resume": old}
-        assert await refused(client, "POST", "/v1/delegations", body) == (404, "unknown_task")
+        assert await refused(client, "POST", "/v1/delegations", body) == (404, "task_gone")
         assert await client.request("POST", "/v1/tasks/clear", {}) == {"cleared": 1}
 
 
