@@ -23,6 +23,7 @@ _BAD_TEXT = dict.fromkeys((0, *range(0xD800, 0xE000)), 0xFFFD)
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)(?:[Tt ](\d\d:\d\d:\d\d(?:\.\d+)?)([Zz]|[+-]\d\d:\d\d))?", re.ASCII)
 EXAMPLE = "2026-01-31T08:00:00Z or 2026-01-31T09:00:00+01:00"  # of a time as `microseconds_of` takes it
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 _second = (-1, b"")
 
@@ -48,6 +49,8 @@ def microseconds_of(text: str) -> int:
         raise ValueError(f"{text[:80]!r} is no time of RFC 3339")
     day, time_of_day, offset = found.groups()
     moment = datetime.fromisoformat(f"{day}T{time_of_day or '00:00:00'}{(offset or 'Z').upper()}")
+    if not _FIRST <= moment <= _LAST:  # where it can be written in UTC as well
+        raise ValueError(f"{text[:80]!r} is no time of the years 1 to 9999 in UTC")
     return (moment - _EPOCH) // _MICROSECOND
 
 

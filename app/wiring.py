@@ -170,9 +170,10 @@ async def _build(settings: Settings) -> Wired:
     database = Database(
         settings.store.url, synchronous=settings.store.synchronous, busy_timeout_ms=settings.store.busy_timeout_ms
     )
-    await asyncio.to_thread(upgrade, settings.store.url)
-    await database.open()
+    await database.lock()  # first: nothing is changed under a server that is running
     try:
+        await asyncio.to_thread(upgrade, settings.store.url, locked=True)
+        await database.open()
         return await _assemble(settings, masker, database)
     except BaseException:  # whatever it is: the lock and the connections are given back
         await database.close()

@@ -52,5 +52,9 @@ class EventWriter(Protocol):
         `TransientStoreError` when the same call should be repeated later.
         """
 
+    def rest(self) -> float | None:
+        """Nothing waits to be written: do what was put off. In how many seconds it is to be called again, None: not
+        before the next `write`."""
+
     def close(self) -> None:
         """Give the connection back; the last call."""

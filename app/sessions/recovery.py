@@ -8,14 +8,14 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
 from app.agent import events, faults
-from app.agent.errors import SubagentdError, Unavailable
+from app.agent.errors import NotFound, SubagentdError, Unavailable
 from app.agent.hooks import NO_HOOKS, Hook, HookCall, HookPoint, HookRegistry
 from app.agent.patience import STOPPING, patiently, pauses
 from app.agent.payloads import SessionIdle
@@ -34,6 +34,7 @@ TELLING = 8  # hooks at a time: a crash may leave thousands of runs, and they ma
 AT_ONCE = 16  # sessions that are looked at together
 HELD_S = 20.0  # when all are to go on; at most until then their steps are held, if not all were looked at
 PASS_EVERY = 2  # one step begins meanwhile for so many sessions that were looked at
+UNREAD_S = 1.0  # that somebody waits for a session which could not be read already
 FIRST_S = 0.1  # for the service to open its port
 
 Row = Mapping[str, Any]
@@ -97,12 +98,11 @@ class Recovery:
         untold = await self._store.untold_tasks()
         for row in untold:
             self._untold.setdefault(row["session_id"], set()).add(row["id"])
-        busy = await self._store.busy_sessions()  # also those whose process went away just before it called them idle
         sessions = {row["session_id"]: row["tenant_id"] for row in (*runs, *handoffs, *untold)}
-        sessions |= {row["id"]: row["tenant_id"] for row in busy}
+        busy = await self._store.busy_sessions()
         if runs:
             what = "are interrupted" if self.going_on is None else "are gone on with"
-            log.warning("%d runs of %d sessions were in flight and %s", len(runs), len(sessions), what)
+            log.warning("%d runs of %d sessions were in flight and %s", len(runs), len(_by_session(runs)), what)
         few, begin = asyncio.Semaphore(AT_ONCE), asyncio.Event()
         if self.going_on is None:
             begin.set()
@@ -116,19 +116,26 @@ class Recovery:
         open_runs, open_handoffs = _by_session(runs), _by_session(handoffs)
         for session_id, tenant in sessions.items():
             work = self._one(few, begin, tenant, session_id, open_runs[session_id], open_handoffs[session_id])
-            task = asyncio.create_task(work, name=f"recovery of {session_id}")
-            self._waiting[session_id] = task
-            task.add_done_callback(lambda _, session_id=session_id: self._waiting.pop(session_id, None))  # type: ignore[misc]
+            self._await(session_id, work)
+        for row in busy:
+            if row["id"] not in sessions:  # its process went away just before it called it idle
+                self._await(row["id"], self._at_rest(few, begin, row["tenant_id"], row["id"]))
         if self.going_on is None:
             await asyncio.gather(*self._waiting.values())
             await self._journal.flush()
         return len(runs)
 
+    def _await(self, session_id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Nothing is begun in a session before this work is done."""
+        task = asyncio.create_task(work, name=f"recovery of {session_id}")
+        self._waiting[session_id] = task
+        task.add_done_callback(lambda _: self._waiting.pop(session_id, None))
+
     async def ready(self, session_id: str) -> None:
         """Wait until what was left of a session is gone on with or closed: nothing is begun in it before that. Raises
         `Unavailable` when the session cannot be read for long, or is left to the next process."""
         while (task := self._waiting.get(session_id)) is not None and not task.done():
-            await asyncio.wait([task], timeout=TAKE_S)
+            await asyncio.wait([task], timeout=TAKE_S if session_id not in self._unread else UNREAD_S)
             if not task.done() and session_id in self._unread:
                 raise Unavailable(
                     "what was in flight in the session cannot be read at the moment: try again in a moment",
@@ -190,6 +197,23 @@ class Recovery:
                     await self._stopped.wait()
         self._unread.discard(session_id)
 
+    async def _at_rest(self, few: asyncio.Semaphore, begin: asyncio.Event, tenant: str, session_id: str) -> None:
+        """Call a session idle in which nothing is open. One that cannot be read keeps nobody waiting: its next turn
+        says the same."""
+        await begin.wait()
+        async with few:
+            if self._stopped.is_set():
+                return
+            faults.hit("recovery.session")
+            try:
+                await self._journal.open(tenant, session_id)
+            except Exception as error:  # noqa: BLE001  border to the store: whatever it is, no other session waits for it
+                log.warning("session %s is at rest and cannot be told so: %s", session_id, error)
+                return
+            scope = Session(id=session_id, tenant=tenant, memory_id="", agent=None, created_at=0)
+            self._journal.record(scope, events.SESSION_IDLE, SessionIdle())
+            self._journal.release(session_id)
+
     def _seen(self, session_id: str) -> None:
         """It is known what was in flight in a session, or that it cannot be read."""
         if session_id in self._unseen:
@@ -204,6 +228,10 @@ class Recovery:
         faults.hit("recovery.session")
         try:
             left = await self._left(tenant, session_id, open_runs, handoffs)
+        except NotFound as error:  # there is nobody who could be told of what was open
+            log.warning("what was in flight in session %s is left as it is: %s", session_id, error)
+            self._put_off.discard(session_id)
+            return True
         except Exception as error:  # border to the store: whatever it is, it says nothing of the runs
             if self.going_on is None:
                 raise

@@ -53,7 +53,7 @@ class WriterThread:
         self._jobs.put(self._last)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             batch, events, rows = job
             try:
                 outcome = Outcome(rejected=self._writer.write(events, rows))
@@ -71,6 +71,18 @@ class WriterThread:
             self._loop.call_soon_threadsafe(self._ended.set)
         except RuntimeError:
             log.debug("the event loop ended before the writer did")
+
+    def _next(self) -> _Job | None:
+        while True:
+            try:
+                wait_s = self._writer.rest() if self._jobs.empty() else None
+            except Exception:  # border of the thread, as above: what was put off is no reason to write nothing any more
+                log.exception("what the store had put off failed")
+                wait_s = None
+            try:
+                return self._jobs.get(timeout=wait_s)
+            except queue.Empty:
+                continue
 
     async def close(self, within_s: float) -> None:
         """End the thread after what was submitted; one that the store does not let go is left behind."""

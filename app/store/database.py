@@ -20,7 +20,7 @@ from app.sessions.ports import Replace, TransientStoreError
 from app.store.failures import transient
 from app.store.guard import Guard
 from app.store.location import Location, locate, looking_at, make_file
-from app.store.lock import FileLock, SessionLock
+from app.store.lock import FileLock, SessionLock, server_lock
 from app.store.reader import Reader
 from app.store.whole import WholeCursor, WholeResults
 from app.store.writer import SqlWriter
@@ -58,19 +58,24 @@ class Database:
         self._engine = _reading_engine(self.location, readers, busy_timeout_ms, read_only=read_only)
         self.reader = Reader(self._engine)
 
+    async def lock(self) -> None:
+        """Take the lock, unless this is a database without one or has it. Raises like `open`."""
+        if self.location.path is not None:
+            make_file(self.location.path)
+        if self._exclusive and self._lock is None:
+            try:
+                self._lock = await asyncio.to_thread(server_lock, self.location, self._connect)
+            except DBAPIError as problem:
+                raise transient(problem, f"database {self.location} cannot be opened") from problem
+
     async def open(self) -> None:
         """Take the lock and open the readers, so that no request pays for it.
 
         Raises `StoreInUse` when another server has the file, OSError when it cannot be made, `TransientStoreError`
         when the database does not let us in.
         """
-        if self.location.path is not None:
-            make_file(self.location.path)
-            if self._exclusive:
-                self._lock = FileLock(self.location.path)
         try:
-            if self.location.path is None and self._exclusive:
-                self._lock = await asyncio.to_thread(lambda: SessionLock(self._connect(), str(self.location)))
+            await self.lock()
             # Held together: given back one by one, the first would serve every time.
             async with AsyncExitStack() as held:
                 for _ in range(self._readers):

@@ -6,11 +6,13 @@ The kernel or the server drops the lock with the process, however it ends, so th
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import Connection, text
 
 from app.agent.errors import Unavailable
+from app.store.location import Location
 
 _POSTGRES_KEY = 0x5375626167656E74  # "Subagent": any number that nobody else takes
 _PATIENCE_S = 5.0  # a server that was killed a moment ago may still be known to PostgreSQL
@@ -70,3 +72,11 @@ class SessionLock:
     def release(self) -> None:
         """Let others have it."""
         self._connection.close()
+
+
+def server_lock(location: Location, connect: Callable[[], Connection]) -> FileLock | SessionLock:
+    """The lock of a database, taken. Raises `StoreInUse`. `connect` is asked for PostgreSQL only, where it may take
+    seconds."""
+    if location.path is not None:
+        return FileLock(location.path)
+    return SessionLock(connect(), str(location))

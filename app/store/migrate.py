@@ -8,7 +8,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from app.store.columns import Json
 from app.store.database import writing_connection
 from app.store.failures import is_transient, reason, transient
 from app.store.location import Location, locate, make_file
+from app.store.lock import StoreInUse, server_lock
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -32,20 +34,20 @@ class MigrationError(Exception):
     """The database cannot be brought to this version; the message says what to do."""
 
 
-def upgrade(where: str | Path) -> bool:
+def upgrade(where: str | Path, *, locked: bool = False) -> bool:
     """Bring the database to the newest schema; True when something was done. Safe when several processes do it at
-    once. Raises `MigrationError` for a database of a newer version or one that cannot be used, ValueError for a bad
-    URL."""
+    once. `locked`: the caller has the server's lock. Raises `MigrationError` for a database of a newer version, one
+    that cannot be used, or one that a server of an older version uses, ValueError for a bad URL."""
     location = locate(where)
     if location.path is not None:
         make_file(location.path)
     try:
-        return _upgrade(location)
+        return _upgrade(location, locked=locked)
     except (sqlite3.Error, DBAPIError) as error:
         raise MigrationError(f"database {location} cannot be used: {reason(error)}") from error
 
 
-def _upgrade(location: Location) -> bool:
+def _upgrade(location: Location, *, locked: bool) -> bool:
     head = newest()
     if _current_quickly(location) == head:
         return False
@@ -58,8 +60,25 @@ def _upgrade(location: Location) -> bool:
                 f"database {location} has schema {current}, this version knows {head}: start the newer version of "
                 "subagentd, or restore the backup that was made before it"
             )
-        _alembic(connection)
+        with nullcontext() if locked or current is None else _no_server(location, current):
+            _alembic(connection)
         return True
+
+
+@contextmanager
+def _no_server(location: Location, current: str) -> Iterator[None]:
+    """No server has the database meanwhile: one of an older version does not write what the newer schema keeps."""
+    try:
+        lock = server_lock(location, partial(writing_connection, location, "FULL", LOCK_TIMEOUT_MS))
+    except StoreInUse as problem:
+        raise MigrationError(
+            f"database {location} has schema {current} and is used by a server of that version: stop it before the "
+            f"database is upgraded ({problem.message})"
+        ) from problem
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def scripts() -> Path:

@@ -48,7 +48,11 @@ _turns = (
 _handoff = _shown(handoffs)
 _handoffs = _of(handoffs, "session_id").order_by(handoffs.c.start_seq)
 _handoff_runs = _of(runs, "handoff_id").order_by(runs.c.ordinal)
-_busy_sessions = select(sessions.c.tenant_id, sessions.c.id).where(sessions.c.busy_seq.is_not(None))
+_busy_sessions = (  # of what an older version has written the number may be one of before the last idle
+    select(sessions.c.tenant_id, sessions.c.id)
+    .where(sessions.c.busy_seq.is_not(None), sessions.c.busy_seq > func.coalesce(sessions.c.idle_seq, 0))
+    .where(sessions.c.closed_at.is_(None), sessions.c.erased_at.is_(None))
+)
 _open_runs = select(runs).where(runs.c.ended_at.is_(None))
 _open_handoffs = select(handoffs).where(handoffs.c.ended_at.is_(None))
 _exchanges = (

@@ -59,7 +59,7 @@ sessions = Table(
 )
 
 # What a restart looks for; sessions at rest are not in it.
-partial("ix_sessions_busy", sessions, "id busy_seq", sessions.c.busy_seq.is_not(None))
+partial("ix_sessions_busy", sessions, "id busy_seq idle_seq closed_at erased_at", sessions.c.busy_seq.is_not(None))
 
 memories = Table(
     "memories",

@@ -81,6 +81,10 @@ class SqlWriter:
             return self._store_where_it_can_be(batch, writes)
         return ()
 
+    def rest(self) -> float | None:
+        """See `EventWriter.rest`."""
+        return None if self._connection is None else self._scrubber.rest(self._connection)
+
     def close(self) -> None:
         """See `EventWriter.close`."""
         self._drop()

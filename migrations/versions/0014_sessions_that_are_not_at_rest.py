@@ -29,7 +29,7 @@ def upgrade() -> None:
     op.execute(sa.text(_SET))
     op.execute(sa.text(_AT_REST))
     said = sa.text("busy_seq IS NOT NULL")
-    columns = ["tenant_id", "id", "busy_seq"]  # all that is read of it
+    columns = ["tenant_id", "id", "busy_seq", "idle_seq", "closed_at", "erased_at"]  # all that is read of it
     op.create_index("ix_sessions_busy", "sessions", columns, sqlite_where=said, postgresql_where=said)
 
 

@@ -97,6 +97,9 @@ class Batches:
         self.seen += batch
         return self.real.write(batch, writes)
 
+    def rest(self) -> float | None:
+        return self.real.rest()
+
     def close(self) -> None:
         self.real.close()
 

@@ -22,6 +22,8 @@ from tests.plan import ask, behind, call, task
 from tests.strict import history_problem
 from tests.world import World, world
 
+WAIT_S = 20.0
+
 
 class Mortal:
     """A writer whose process dies after `life` events: what comes later is told to be stored and is not."""
@@ -37,6 +39,10 @@ class Mortal:
         self.died = self.died or len(kept) < len(batch)
         self.life = 0 if self.died else self.life - len(kept)
         return self.real.write(kept, () if self.died else writes) if kept else ()
+
+    def rest(self) -> float | None:
+        """See `EventWriter.rest`."""
+        return self.real.rest()
 
     def close(self) -> None:
         """See `EventWriter.close`."""
@@ -265,6 +271,64 @@ async def test_a_session_whose_process_went_away_just_before_it_was_idle_is_idle
     assert len(logs[0]) == whole
     assert (logs[0][-1], logs[0].count("session.idle")) == ("session.idle", 1)
     assert logs[1] == logs[0], "the next restart has nothing to say"
+
+
+@pytest.mark.spec("11.3", "12.7", "14.2")
+@pytest.mark.parametrize("go_on", [False, True])
+@pytest.mark.parametrize("what", ["at rest", "closed", "deleted"])
+async def test_a_restart_adds_nothing_to_a_session_that_an_older_version_has_left_behind_its_work(
+    tmp_path: Path, go_on: bool, what: str
+) -> None:
+    async with world(tmp_path) as w:
+        run = await w.run(task("x"))
+        await w.finished(run)
+        if what == "closed":
+            await w.sessions.update(w.tenant, run.session_id, {}, close=True)
+        elif what == "deleted":
+            await w.sessions.delete(w.tenant, run.session_id)
+        await w.journal.flush()
+        before = await w.rows("events")
+    with writing_connection(w.database.location, "OFF", 1000) as connection, connection.begin():
+        connection.execute(text("UPDATE sessions SET busy_seq = 2"))  # which such a version does not know
+    async with world(tmp_path, go_on=go_on) as w, asyncio.timeout(WAIT_S):
+        await w.recovery.settled()
+        await w.journal.flush()
+        assert await w.rows("events") == before
+
+
+@pytest.mark.spec("12.7", "12.5")
+@pytest.mark.parametrize("go_on", [False, True])
+@pytest.mark.parametrize("damage", ["UPDATE runs SET usage = '{'", "UPDATE sessions SET config = '{'"])
+async def test_a_damaged_session_that_was_at_rest_keeps_neither_the_service_nor_its_readers_waiting(
+    tmp_path: Path, go_on: bool, damage: str
+) -> None:
+    whole = await crashed(tmp_path, 10_000, ())
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    await crashed(folder, whole - 1, ())
+    async with world(folder, recover=False, verify=False) as w:
+        (session,) = await w.rows("sessions")
+        with writing_connection(w.database.location, "OFF", 1000) as connection, connection.begin():
+            connection.execute(text(damage))
+    async with world(folder, go_on=go_on, verify=False) as w, asyncio.timeout(WAIT_S):
+        await w.recovery.settled()
+        await w.recovery.ready(session["id"])
+
+
+@pytest.mark.spec("12.7")
+async def test_sessions_that_were_at_rest_are_not_told_of_as_in_flight(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as w:
+        for _ in range(2):
+            await w.finished(await w.run(task("x")))
+    with writing_connection(w.database.location, "OFF", 1000) as connection, connection.begin():
+        connection.execute(text("UPDATE sessions SET idle_seq = NULL, busy_seq = 2"))
+    await died(tmp_path, task({"calls": [call("hold", key="x")]}, "x"))
+    caplog.clear()
+    async with world(tmp_path, tools=Stage().tools, verify=False):
+        (told,) = [record.getMessage() for record in caplog.records if "in flight" in record.getMessage()]
+    assert told == "1 runs of 1 sessions were in flight and are interrupted"
 
 
 @pytest.mark.spec("11.3", "3.6")

@@ -65,6 +65,10 @@ class Order:
         self.batches.append((len(batch), len(writes)))
         return self.real.write(batch, writes)
 
+    def rest(self) -> float | None:
+        """See `EventWriter.rest`."""
+        return self.real.rest()
+
     def close(self) -> None:
         """See `EventWriter.close`."""
         self.real.close()

@@ -51,6 +51,10 @@ class Unreliable:
         self.batches.append(len(batch))
         return rejected
 
+    def rest(self) -> float | None:
+        """See `EventWriter.rest`."""
+        return self.real.rest()
+
     def close(self) -> None:
         """See `EventWriter.close`."""
         self.real.close()

@@ -328,6 +328,23 @@ async def test_sessions_of_an_older_version_that_were_not_idle_after_their_work_
     assert rows[0] == rows[1]
 
 
+@pytest.mark.spec("12.1")
+async def test_a_database_is_not_upgraded_under_a_server_that_uses_it(old_and_new: tuple[str, str]) -> None:
+    old, _ = old_and_new
+    at_revision(old, "0013")
+    server = Database(old)
+    await server.lock()
+    try:
+        with pytest.raises(MigrationError, match="has schema 0013 and is used by a server of that version: stop it"):
+            upgrade(old)
+        with writing_connection(locate(old), "FULL", 1000) as connection:
+            assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "0013"
+        assert upgrade(old, locked=True) is True, "that server itself may"
+        assert upgrade(old) is False, "then there is nothing to do, whoever asks"
+    finally:
+        await server.close()
+
+
 # ── installed and changed ───────────────────────────────────────────────────────────────────────────────────────
 
 

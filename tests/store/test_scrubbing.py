@@ -1,5 +1,6 @@
 """What was erased stands in no file of a SQLite database any more, also when nothing is written afterwards."""
 
+import asyncio
 import contextlib
 import sqlite3
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ import pytest
 from app.agent.events import Write
 from app.store import scrubbing
 from tests.store.conftest import Store
-from tests.store.facts import Facts
+from tests.store.facts import Facts, replaced
 
+WAIT_S = 20.0
 SECRET = "what nobody may read afterwards"
 FORGET = Write(table="text_index", values={"tenant_id": "default", "forget": True}, key=("tenant_id",))
 
@@ -60,6 +62,45 @@ async def test_a_reader_in_the_way_holds_up_nothing_and_the_next_transaction_cle
         assert found(file) > 0
     sqlite_store.stored(Facts().created())
     assert found(file) == 0
+
+
+@pytest.mark.spec("14.2", "12.3")
+async def test_a_reader_in_the_way_is_waited_for_while_nothing_is_written(
+    sqlite_store: Store, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubbing, "AGAIN_S", 0.01)
+    writer = sqlite_store.writer
+    facts = put(sqlite_store)
+    assert writer.rest() is None, "whatever an earlier process may have left is gone"
+    with reading(file):
+        sqlite_store.stored(facts.closed("deleted"))
+        sqlite_store.stored(writes=[FORGET])
+        wait_s = writer.rest()
+        assert wait_s is not None
+        assert 0 < wait_s < 1
+        assert found(file) > 0
+    async with asyncio.timeout(WAIT_S):
+        while (wait_s := writer.rest()) is not None:
+            await asyncio.sleep(wait_s)
+    assert found(file) == 0
+
+
+@pytest.mark.spec("14.2", "12.3")
+async def test_what_a_killed_process_had_erased_is_gone_once_the_next_one_rests(
+    sqlite_store: Store, file: Path
+) -> None:
+    facts = put(sqlite_store)
+    sqlite_store.writer._scrubber.after = lambda _: None  # type: ignore[attr-defined]  # it is killed before
+    sqlite_store.stored(facts.closed("deleted"))
+    sqlite_store.stored(writes=[FORGET])
+    assert found(file) > 0
+    writer = sqlite_store.database.writer(replaced)
+    try:
+        assert not writer.write([Facts().created()])
+        assert writer.rest() is None
+        assert found(file) == 0
+    finally:
+        writer.close()
 
 
 @pytest.mark.spec("14.2")

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from app.agent.definition import SurfaceKind
 from app.agent.texts import LANGUAGES, TEXT_NAMES
+from app.wire import EXAMPLE, microseconds_of
 
 MAX_DEPTH = 50  # as of definitions; deeper values would cost more to walk than they can be worth
 MAX_MS = 7 * 24 * 3_600_000
@@ -32,6 +33,14 @@ def _children(value: Any) -> list[Any]:
 def _short(value: str) -> str:
     if len(value) > LABEL:
         raise ValueError(f"has {len(value)} characters, at most {LABEL} are accepted")
+    return value
+
+
+def _moment(value: str) -> str:
+    try:
+        microseconds_of(value)
+    except ValueError as error:
+        raise ValueError(f"{error}: write {EXAMPLE}") from None
     return value
 
 
@@ -113,6 +122,7 @@ _FILTER = {
 Metadata = Annotated[dict[str, Any], AfterValidator(_shallow)]
 # Not by `max_length`, which refuses lone surrogates: those are cleaned further in, as everywhere.
 Label = Annotated[str, AfterValidator(_short), Field(json_schema_extra={"maxLength": LABEL})]
+Time = Annotated[str, AfterValidator(_moment), Field(json_schema_extra={"format": "date-time"})]
 Milliseconds = Annotated[int, Field(ge=0, le=MAX_MS)]
 Policy = Annotated[
     dict[str, Any],
