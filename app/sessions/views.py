@@ -132,11 +132,14 @@ def handoff_view(row: Row, runs: Sequence[Row]) -> dict[str, Any]:
 
 def task_view(row: Row, runs: Sequence[Row]) -> dict[str, Any]:
     """A background task; `result` and `error` are null until it has ended. It has when its last run has completed,
-    which may be stored a moment before the end of the task itself."""
+    which may be stored a moment before the end of the task itself; the time is that of the run then and later."""
     status, output, ended_at = row["status"], row["output"], row["ended_at"]
     last = runs[-1] if runs else None
-    if ended_at is None and last is not None and last["status"] == RunStatus.COMPLETED:
-        status, output, ended_at = HandoffStatus.COMPLETED.value, last["output"], last["ended_at"]
+    if last is not None and last["status"] == RunStatus.COMPLETED:
+        if ended_at is None:
+            status, output = HandoffStatus.COMPLETED.value, last["output"]
+        if status == HandoffStatus.COMPLETED:
+            ended_at = last["ended_at"]
     good = status in (HandoffStatus.COMPLETED, HandoffStatus.FALLBACK)
     began = [run["started_at"] for run in runs if run["started_at"] is not None]
     return {
