@@ -73,7 +73,7 @@ def _no_server(location: Location, current: str) -> Iterator[None]:
     except StoreInUse as problem:
         raise MigrationError(
             f"database {location} has schema {current} and is used by a server of that version: stop it before the "
-            f"database is upgraded ({problem.message})"
+            f"database is upgraded ({problem.message.partition(': ')[0]})"
         ) from problem
     try:
         yield
