@@ -41,10 +41,15 @@ async def test_the_examples_in_python_follow_a_run(tmp_path: Path) -> None:
     async with serving(tmp_path, env=talking(tmp_path, delay_ms=1)) as service, service.client() as client:
         started = await client.request("POST", "/v1/runs", order("the page"))
         with_loop, without = map(function, of("python"))
-        assert await with_loop(service.url, started["id"]) is None, "of each run the last step is kept"
+        shown: list[str | None] = []
+        answer = await with_loop(service.url, started["id"], shown.append)
+        run = await finished(client, started["id"])
+        assert (run["status"], answer) == ("completed", run["output"])
+        assert answer.startswith("Together, "), "it has called tools before that"
+        said = await client.page(f"/v1/sessions/{started['session_id']}/messages", role="assistant", limit=100)
+        assert all(any(m["content"].startswith(part or "") for m in said["items"]) for part in shown)
         types = await asyncio.to_thread(without, service.url, started["id"])
         assert types == ["run.started"] * 3 + ["run.completed"] * 3
-        assert (await finished(client, started["id"]))["status"] == "completed"
 
 
 @pytest.mark.spec("11.3")
