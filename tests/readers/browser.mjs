@@ -1,5 +1,6 @@
 // Carries out an example for browsers: the smallest EventSource there can be, and addresses that begin with the origin.
-// node browser.mjs ORIGIN PATH < example   prints what the example shows, one line of JSON for each event
+// node browser.mjs ORIGIN PATH < example   prints a line of JSON for each event that is shown, with the text as it is
+// then, for each ticket that was not to be had, and for the status at the end.
 const [origin, path] = process.argv.slice(2);
 const fetched = globalThis.fetch;
 globalThis.fetch = (url, init) => fetched(new URL(url, origin), init);
@@ -38,11 +39,23 @@ globalThis.EventSource = class {
 };
 
 globalThis.ticketFor = async (path) => {
-  const body = JSON.stringify({path});
-  const answer = await fetch("/v1/tickets", {method: "POST", body, headers: {"content-type": "application/json"}});
-  return (await answer.json()).ticket;
+  try {
+    const body = JSON.stringify({path});
+    const answer = await fetch("/v1/tickets", {method: "POST", body, headers: {"content-type": "application/json"}});
+    if (!answer.ok) throw Object.assign(new Error("no ticket"), {status: answer.status});
+    return (await answer.json()).ticket;
+  } catch (error) {
+    say({ticket: null, why: String(error)});
+    throw error;
+  }
 };
 
+const say = (value) => console.log(JSON.stringify(value));
+const soon = (resolve) => setTimeout(resolve, 10);  // the example waits for as long as people do
 let example = "";
 for await (const piece of process.stdin.setEncoding("utf8")) example += piece;
-await new Function(`${example}; return follow`)()(path, (type, event) => console.log(JSON.stringify({type, id: event.id})));
+const {follow, textOf} = new Function("setTimeout", `${example}; return {follow, textOf}`)(soon);
+const status = await follow(path, (type, event) => {
+  say({type, id: event.id ?? null, text: textOf(type, event) ?? null});
+});
+say({status});
