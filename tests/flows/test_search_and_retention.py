@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from app.agent.events import Write
+from app.agent.ids import now_us
 from app.client import Client, CursorExpired, ServiceError
 from app.store.database import Database
 from tests.cli.test_audit import run
@@ -83,10 +84,15 @@ async def test_nobody_searches_the_words_of_another_tenant(tmp_path: Path) -> No
 
 async def prune(where: str, session: str, upto: int) -> None:
     """Remove the front of a log, as retention would once it is old."""
+    await remove(where, session, upto=upto, created_at=1)
+
+
+async def remove(where: str, session: str, **old: int) -> None:
+    """What retention asks the writer for."""
     database = Database(where)
     await database.open()
     writer = database.writer(replaced, audit_key=AUDIT_KEY)
-    values = {"tenant_id": "default", "session_id": session, "upto": upto, "created_at": 1}
+    values = {"tenant_id": "default", "session_id": session, **old}
     assert not await asyncio.to_thread(
         writer.write, [], [Write(table="checkpoints", values=values, key=("session_id",))]
     )
@@ -205,6 +211,12 @@ async def test_a_view_whose_end_was_removed_is_over_and_nobody_is_sent_round_in_
         for after in (0, 3):
             gone = await refused(client, f"/v1/runs/{root['id']}/events", after=after)
             assert (gone.status, "nothing follows" in gone.problem["detail"]) == (410, True)
+        assert (await client.page(f"/v1/runs/{root['id']}/events", after=head - 2))["next"] is None
+        await client.request("PATCH", f"/v1/sessions/{session}", {"closed": True})
+    await remove(where, session, before=now_us(), tasks_before=now_us())
+    async with serving(tmp_path, env=env) as service, service.client() as client:
+        for after in (0, 3, head - 2):
+            assert (await refused(client, f"/v1/runs/{root['id']}/events", after=after)).status == 404
 
 
 @pytest.mark.spec("12.5", "16.2")
