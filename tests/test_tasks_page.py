@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from app import settings
-from app.client import Client
+from app.client import Client, ServiceError
 from tests.pages import FENCED, TASKS, Block, lasting, of, requests
 from tests.service import ROOT, agent, finished, script, serving
 
@@ -94,9 +94,22 @@ async def test_the_runs_of_the_page_are_told_something_resumed_and_interrupted(t
         gone_on = await finished(client, (await sent(client, resume, ids))["id"])
         assert (gone_on["status"], gone_on["input"]) == ("completed", "And the backoff?")
         named = {"agent": "scout", "task": "Where?", "name": "north", "session_id": run["session_id"]}
-        await client.request("POST", "/v1/delegations", named)
+        north = await client.request("POST", "/v1/delegations", named)
         result = await sent(client, again, ids)
         assert (result["status"], result["name"]) == ("completed", "north_2")
+        namesake = await client.request("POST", "/v1/delegations", named)
+        other = await client.request("POST", "/v1/delegations", {**named, "name": "My North"})
+        assert [namesake["name"], other["name"]] == ["north_3", "My_North"]
+        further = await sent(client, again, ids)
+        all_of_them = [
+            await client.request("GET", f"/v1/runs/{each['run_id']}") for each in (north, result, further, namesake)
+        ]
+        first, *ones, own = [(run["memory_id"], run["turn"]) for run in all_of_them]
+        assert ones == [(first[0], 1), (first[0], 2)]
+        assert own[0] != first[0]
+        with pytest.raises(ServiceError) as unknown:
+            await client.request("POST", "/v1/delegations", {**named, "resume": "My North"})
+        assert (unknown.value.status, unknown.value.problem["code"]) == (404, "unknown_task")
 
 
 @pytest.mark.spec("13.1")
