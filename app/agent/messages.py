@@ -1,7 +1,7 @@
 """What was said: messages, tool calls and token usage in a form that belongs to no provider."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NotRequired, TypedDict
 
@@ -59,6 +59,12 @@ class Usage:
             estimated_micros=self.estimated_micros + other.estimated_micros,
         )
 
+    def at_least(self, other: "Usage") -> "Usage":
+        """The greater of the two, number by number."""
+        numbers = {name: max(getattr(self, name), getattr(other, name)) for name in _NUMBERS}
+        cost = {each: max(self.cost.get(each, 0), other.cost.get(each, 0)) for each in (*self.cost, *other.cost)}
+        return Usage(**numbers, cost=cost)
+
     def as_dict(self) -> UsageInfo:
         """The wire form."""
         wire = UsageInfo(
@@ -91,6 +97,7 @@ def _together(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, 
 
 
 NO_USAGE = Usage()
+_NUMBERS = tuple(each.name for each in fields(Usage) if each.name != "cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,11 +203,16 @@ def _add_up(runs: Sequence[Row], nodes: Mapping[str, dict[str, Any]]) -> Usage:
 
 def inclusive(runs: Sequence[Row]) -> dict[str, Usage]:
     """What each run of a session used with everything below it, from what each used itself: a background task may have
-    ended after the run that started it. A child's ordinal is above its parent's, so that no depth is too deep."""
+    ended after the run that started it. What a run had used with all below it when it ended holds at least: of a task
+    that is kept for longer than the log, what was below it is gone. A child's ordinal is above its parent's, so that no
+    depth is too deep."""
     totals: dict[str, Usage] = {}
     below: dict[str, Usage] = {}
     for row in reversed(runs):
-        total = totals[row["id"]] = Usage.from_dict(row["usage"]) + below.get(row["id"], NO_USAGE)
+        total = Usage.from_dict(row["usage"]) + below.get(row["id"], NO_USAGE)
+        if row["usage_total"] is not None:
+            total = total.at_least(Usage.from_dict(row["usage_total"]))
+        totals[row["id"]] = total
         parent = row["parent_id"] or ""
         below[parent] = below.get(parent, NO_USAGE) + total
     return totals

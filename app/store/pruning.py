@@ -27,6 +27,7 @@ from app.store.tables import (
     sessions,
     tool_calls,
 )
+from app.store.tasks import listed
 from app.store.text_index import forget_messages
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def prune(connection: Connection, asked: Mapping[str, Any], key: bytes | None) -
     """One step, of at least one event. `asked` has `tenant_id` and `session_id`, and for a step towards event `upto`
     that and `created_at` (now, in µs). For a closed session whose events are gone it has `rows_after` and `rows_upto`
     instead, the numbers of messages that were kept so far, or `before` and `tasks_before`: what ended earlier (µs)
-    goes.
+    goes, see `ended`.
 
     Raises ValueError when the front is not sound; does nothing when the session has work under way or is not there.
     Done twice it is done once.
@@ -217,19 +218,30 @@ def _keep(connection: Connection, tenant: str, session_id: str, point: Checkpoin
     connection.execute(statement.on_conflict_do_update(index_elements=["tenant_id", "session_id"], set_=values))
 
 
+def ended(before: Any, tasks_before: Any) -> tuple[tuple[Table, ColumnElement[bool]], ...]:
+    """Which runs and handoffs of a closed session go: those that ended before `before` (µs), but of those that are
+    listed as background tasks only those that ended before `tasks_before`, no later. A run of a task goes with it,
+    whichever attempt it was; what is below such a run is no task, and is not kept for it."""
+    kept = listed(tasks_before)
+    for_task = exists().where(handoffs.c.tenant_id == runs.c.tenant_id, handoffs.c.id == runs.c.handoff_id, kept)
+    return (
+        (runs, and_(runs.c.ended_at < before, ~for_task)),
+        (handoffs, and_(handoffs.c.ended_at < before, ~kept)),
+    )
+
+
 def _remove_rest(connection: Connection, tenant: str, session_id: str, upto: int, asked: Mapping[str, Any]) -> None:
-    """What a closed session has besides: nobody goes on with it. Tasks are listed for as long as they are kept."""
+    """What a closed session has besides: nobody goes on with it."""
     old = and_(*_of(tool_calls, tenant, session_id), tool_calls.c.seq <= upto)  # kept while it was open
     connection.execute(delete(tool_calls).where(old))
     before, tasks_before = asked["before"], min(asked["before"], asked["tasks_before"])
-    for table, time, limit in (
-        (runs, runs.c.ended_at, tasks_before),
-        (handoffs, handoffs.c.ended_at, tasks_before),
-        (approvals, approvals.c.requested_at, before),
-        (notices, notices.c.created_at, before),
-        (artifacts, artifacts.c.created_at, before),
-        (notes, notes.c.updated_at, before),
+    for table, goes in (
+        *ended(before, tasks_before),
+        (approvals, approvals.c.requested_at < before),
+        (notices, notices.c.created_at < before),
+        (artifacts, artifacts.c.created_at < before),
+        (notes, notes.c.updated_at < before),
     ):
-        connection.execute(delete(table).where(*_of(table, tenant, session_id), time < limit))
+        connection.execute(delete(table).where(*_of(table, tenant, session_id), goes))
     said = exists().where(messages.c.tenant_id == memories.c.tenant_id, messages.c.memory_id == memories.c.id)
     connection.execute(delete(memories).where(*_of(memories, tenant, session_id), ~said))

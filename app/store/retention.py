@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import bindparam, exists, func, or_, select, tuple_
 
 from app.sessions.retaining import Due, Row
+from app.store.pruning import ended
 from app.store.reader import Reader, Record
 from app.store.tables import (
     approvals,
@@ -70,8 +71,7 @@ _rows = (
 _reached = select(checkpoints.c.upto).where(*_of(checkpoints))
 _more = select(
     or_(
-        exists().where(*_of(runs), runs.c.ended_at < bindparam("tasks_before")),
-        exists().where(*_of(handoffs), handoffs.c.ended_at < bindparam("tasks_before")),
+        *(exists().where(*_of(table), goes) for table, goes in ended(_before, bindparam("tasks_before"))),
         exists().where(*_of(approvals), approvals.c.requested_at < _before),
         exists().where(*_of(notices), notices.c.created_at < _before),
         exists().where(*_of(artifacts), artifacts.c.created_at < _before),

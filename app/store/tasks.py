@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select, true
+from sqlalchemy import ColumnElement, Select, and_, bindparam, exists, or_, select, true
 
 from app.agent.runs import HandoffStatus
 from app.sessions.audit import Page
@@ -21,6 +21,12 @@ _ORDER = "tasks"
 _mine = handoffs.c.tenant_id == bindparam("tenant")
 _is_task = and_(handoffs.c.background.is_(true()), handoffs.c.status != HandoffStatus.DENIED.value)
 _cleared = and_(cleared_tasks.c.tenant_id == handoffs.c.tenant_id, cleared_tasks.c.handoff_id == handoffs.c.id)
+
+
+def listed(since: Any) -> ColumnElement[bool]:
+    """Whether a handoff that has ended stands in the lists of tasks, where those do that ended at `since` (µs) or
+    later."""
+    return and_(_is_task, handoffs.c.ended_at >= since, ~exists().where(_cleared))
 
 
 def _tasks(*conditions: ColumnElement[bool]) -> Select[Any]:

@@ -434,18 +434,25 @@ async def test_what_a_step_did_not_remove_is_not_counted(tmp_path: Path) -> None
 
 
 @pytest.mark.spec("12.5", "9.2")
-async def test_tasks_of_a_closed_session_stay_as_long_as_tasks_are_kept(tmp_path: Path) -> None:
+async def test_tasks_of_a_closed_session_stay_as_long_as_tasks_are_kept_and_nothing_else_does(tmp_path: Path) -> None:
     async with writing(tmp_path) as room:
         talk = room.begin()
         say(talk, "words")
+        task = talk.facts.run(parent=talk.run, handoff_id="ho_1")
+        talk.record(lambda facts, run: facts.handoff(run, "ho_1", background=True))
+        talk.record(lambda facts, _: facts.queued(task))
+        talk.record(lambda facts, _: facts.ended(task))
+        talk.record(lambda facts, run: facts.handed_back(run, "ho_1", [task.id]))
         ended(talk)
         talk.record(lambda facts, _: facts.closed())
         await room.journal.flush()
 
-        async def runs() -> int:
-            return len(await room.database.reader.rows(text("SELECT id FROM runs")))
+        async def left() -> list[str]:
+            found = await room.database.reader.rows(text("SELECT id FROM runs UNION ALL SELECT id FROM handoffs"))
+            return [row["id"] for row in found]
 
+        assert len(await left()) == 3
         await retaining(room, hours=24, ago_h=25, task_hours=100).round()
-        assert (await runs(), await seqs(room, talk)) == (1, [5])
+        assert (await left(), await seqs(room, talk)) == ([task.id, "ho_1"], [9])
         await retaining(room, hours=24, ago_h=25).round()
-        assert await runs() == 0
+        assert await left() == []

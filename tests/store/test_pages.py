@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Select, Table
+from sqlalchemy import Delete, Select, Table, delete
 from sqlalchemy.dialects import sqlite
 
 from app.agent.errors import InvalidRequest
 from app.agent.runs import Run
 from app.sessions.audit import DECIDED, EXPORTED, MAX_COUNT, Counted, DecisionFilter, MessageFilter, Page, Record
-from app.store import agents, approvals, events, keys, memories, runs, tasks
+from app.store import agents, approvals, events, keys, memories, pruning, retention, runs, tasks
 from app.store import messages as messages_module
 from app.store.cursors import pack, under
 from app.store.database import Database
@@ -354,7 +354,7 @@ def library(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> An
     connection.close()
 
 
-def plan(connection: sqlite3.Connection, statement: Select[Any], parameters: Mapping[str, Any]) -> str:
+def plan(connection: sqlite3.Connection, statement: Select[Any] | Delete, parameters: Mapping[str, Any]) -> str:
     """The query plan; parameters that are not given are 1."""
     compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
     values = {name: 1 if value is None else value for name, value in compiled.params.items()}
@@ -443,6 +443,24 @@ def test_every_other_read_searches_an_index(library: sqlite3.Connection) -> None
         assert f"SCAN {table} USING INDEX ix_{table}_open" in plan(library, statement, {})
     assert "SCAN sessions USING COVERING INDEX ix_sessions_busy" in plan(library, runs._busy_sessions, {})
     assert "CORRELATED" not in plan(library, runs._untold_tasks, {}), "the notices of a session are read for each task"
+
+
+@pytest.mark.spec("12.4", "12.5")
+@pytest.mark.parametrize("analysed", [False, True], ids=["no statistics", "statistics"])
+def test_what_is_too_old_of_a_session_is_found_and_removed_by_searching_indexes(
+    library: sqlite3.Connection, analysed: bool
+) -> None:
+    library.execute("ANALYZE" if analysed else "SELECT 1")
+    steps = plan(library, retention._more, {})
+    assert "SCAN" not in re.sub(r"SCAN CONSTANT ROW", "", steps), steps
+    for table, goes in pruning.ended(START, START):
+        of_session = table.c.tenant_id == "default", table.c.session_id == "s"
+        steps = plan(library, delete(table).where(*of_session, goes), {})
+        assert f"SEARCH {table.name} USING INDEX ix_{table.name}_session (tenant_id=? AND session_id=?" in steps, steps
+        assert "SCAN" not in steps, steps
+        assert "SEARCH cleared_tasks USING INDEX sqlite_autoindex_cleared_tasks_1 (tenant_id=? AND handoff" in steps, (
+            steps
+        )
 
 
 @pytest.mark.spec("9.2", "12.4")

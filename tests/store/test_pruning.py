@@ -8,16 +8,19 @@ from sqlalchemy import text
 
 from app.agent import faults
 from app.agent.events import Write
+from app.agent.runs import Run, RunStatus
 from app.sessions.ports import TransientStoreError
 from app.sessions.verifying import Checked
+from app.sessions.views import tree_view
 from app.store.database import looking_connection, writing_connection
 from app.store.pruning import STEP, STEP_BYTES
 from app.store.retention import SqlRetentionStore
 from app.store.search import TextIndex
 from app.store.verifying import Chains
 from tests.store.conftest import AUDIT_KEY, Store
-from tests.store.facts import START, Facts
+from tests.store.facts import START, USAGE, Facts
 from tests.store.test_search import found, indexed
+from tests.store.test_tasks import ids
 from tests.store.test_text_index import forgotten
 from tests.strict import history_problem
 
@@ -41,9 +44,10 @@ def pruned(store: Store, facts: Facts, upto: int) -> None:
         store.stored(writes=[step(facts, upto=upto, created_at=NOW)])
 
 
-def finished(store: Store, facts: Facts) -> None:
+def finished(store: Store, facts: Facts, tasks_before: int = NOW) -> None:
     """Remove what a closed session has besides."""
-    store.stored(writes=[step(facts, rows_after=0, rows_upto=10**9), step(facts, before=NOW, tasks_before=NOW)])
+    rest = step(facts, before=NOW, tasks_before=tasks_before)
+    store.stored(writes=[step(facts, rows_after=0, rows_upto=10**9), rest])
 
 
 def check(store: Store, facts: Facts, key: bytes | None = AUDIT_KEY) -> Checked:
@@ -262,6 +266,75 @@ async def test_a_closed_session_keeps_nothing_that_is_old(store: Store) -> None:
     retention = SqlRetentionStore(store.database.reader)
     rows = {row["id"]: row for row in await retention.sessions(("", ""), 10)}
     assert await retention.due(rows[facts.session.id], NOW, NOW) is None, "it is done"
+
+
+def with_tasks(store: Store) -> tuple[Facts, Run, Run]:
+    """A closed session with a delegation that somebody waited for, a task `ho_task` of two attempts with a delegation
+    below it, one that was removed from the lists, and one that was denied; and the two runs of the task."""
+    facts = Facts()
+    lead = facts.run()
+    store.stored(facts.created(), facts.queued(lead, "a secret"), facts.started(lead))
+    for handoff, background in (("ho_waited", False), ("ho_removed", True)):
+        run = facts.run(parent=lead, agent="scout", handoff_id=handoff)
+        store.stored(facts.handoff(lead, handoff, background=background), facts.queued(run), facts.ended(run))
+        store.stored(facts.handed_back(lead, handoff, [run.id]))
+    values = {"tenant_id": "default", "handoff_id": "ho_removed", "session_id": facts.session.id, "created_at": START}
+    store.stored(writes=[Write(table="cleared_tasks", values=values, key=("handoff_id",), keep=True)])
+    denied = facts.handoff(lead, "ho_denied", background=True)
+    store.stored(denied, facts.handed_back(lead, "ho_denied", [], status="denied", attempts=0))
+    first, second = (facts.run(parent=lead, agent="scout", handoff_id="ho_task") for _ in range(2))
+    below = facts.run(parent=second, agent="scout", handoff_id="ho_below")
+    store.stored(facts.handoff(lead, "ho_task", background=True), facts.queued(first))
+    store.stored(facts.ended(first, RunStatus.FAILED, error={"code": "x", "message": "x"}), facts.queued(second))
+    store.stored(facts.handoff(second, "ho_below"), facts.queued(below), facts.ended(below))
+    store.stored(facts.handed_back(second, "ho_below", [below.id]))
+    total = {**USAGE, "input_tokens": 2 * USAGE["input_tokens"]}
+    store.stored(facts.ended(second, usage_total=total), facts.handed_back(lead, "ho_task", [first.id, second.id]))
+    store.stored(facts.ended(lead), facts.closed())
+    return facts, first, second
+
+
+@pytest.mark.spec("12.4", "12.5", "9.2")
+async def test_of_what_a_closed_session_ran_only_tasks_that_are_listed_stay_longer_with_their_runs(
+    store: Store,
+) -> None:
+    facts, first, second = with_tasks(store)
+    session, mine = facts.session.id, ("default", facts.session.id)
+    task = await store.tasks.task("default", "ho_task")
+    runs_of_task = await store.tasks.attempts("default", ["ho_task"])
+    assert task is not None
+    retention = SqlRetentionStore(store.database.reader)
+    since = task["ended_at"]
+    pruned(store, facts, facts.seq)
+    (row,) = await retention.sessions(("", ""), 10)
+    due = await retention.due(row, NOW, since)
+    assert due is not None
+    assert due.rest
+    finished(store, facts, since)
+    assert [row["id"] for row in await store.runs.handoffs(*mine)] == ["ho_task"]
+    assert [row["id"] for row in await store.runs.runs(*mine)] == [first.id, second.id]
+    assert await store.tasks.attempts("default", ["ho_task"]) == runs_of_task, "the earlier attempt too"
+    assert await ids(store, kept_since=since) == ["ho_task"]
+    (row,) = await retention.sessions(("", ""), 10)
+    assert await retention.due(row, NOW, since) is None, "what stays is not looked at again and again"
+    seen = tree_view(session, await store.runs.runs(*mine), await store.runs.handoffs(*mine))
+    assert [node["id"] for node in seen["runs"]] == [first.id, second.id], "the runs above and below them are gone"
+    assert seen["runs"][1]["usage_total"] == runs_of_task[1]["usage_total"], "what ran below it was used all the same"
+    assert check(store, facts).flaw is None
+    due = await retention.due(row, NOW, since + 1)
+    assert due is not None
+    assert due.rest
+    finished(store, facts, since + 1)
+    assert await store.rows("runs") == await store.rows("handoffs") == []
+    assert check(store, facts).flaw is None
+
+
+@pytest.mark.spec("12.5", "9.2")
+async def test_tasks_go_with_the_log_where_they_are_listed_for_less(store: Store) -> None:
+    facts, _, _ = with_tasks(store)
+    pruned(store, facts, facts.seq)
+    finished(store, facts, 10 * NOW)
+    assert await store.rows("runs") == await store.rows("handoffs") == []
 
 
 @pytest.mark.spec("12.5", "4.9")
