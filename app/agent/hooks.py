@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from app.agent.decisions import HookOutcome
 from app.agent.definition import AgentDefinition
 from app.agent.hook_calls import (
     DEFAULT_ON_FAILURE,
@@ -43,14 +44,13 @@ _AFTERWARDS = frozenset({HookPoint.POST_TOOL_USE, HookPoint.SUBAGENT_STOP})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One thing that a hook decided, for the log: `decision` is `block`, `ask`, `mutate_input`, `mutate_output`,
-    `add_context` or `failed`; `effect` what a failure counted as. `about`: what it was asked about; `arguments`: what
-    it put in their place."""
+    """One thing that a hook decided, for the log; `effect`: what a failure counted as. `about`: what it was asked
+    about; `arguments`: what it put in their place."""
 
     hook: str
     kind: str
     point: HookPoint
-    decision: str
+    decision: HookOutcome
     reason: str | None = None
     effect: str | None = None
     duration_ms: int = 0
@@ -146,7 +146,7 @@ class HookRegistry:
         call = outcome.call
         began = asyncio.get_running_loop().time()
 
-        def noted(decision: str, **more: Any) -> None:
+        def noted(decision: HookOutcome, **more: Any) -> None:
             took = int((asyncio.get_running_loop().time() - began) * 1000)
             record(
                 Decision(

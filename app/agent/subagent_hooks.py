@@ -12,6 +12,7 @@ from typing import Any
 
 from app.agent import events
 from app.agent.clearance import hook_event, spoken
+from app.agent.decisions import HookOutcome
 from app.agent.errors import HookDenied
 from app.agent.hooks import Decision, HookCall, HookPoint, HookRegistry, Outcome, Round
 from app.agent.interruption import OutOfTime
@@ -128,7 +129,7 @@ class SubagentHooks:
     def _call(self, point: HookPoint) -> HookCall:
         return HookCall.of(self.run, point, lineage=self.lineage, workspace=self.workspace)
 
-    def _record(self, block: str = "block") -> Callable[[Decision], None]:
+    def _record(self, block: HookOutcome = "block") -> Callable[[Decision], None]:
         """How decisions are recorded; `block`: what a block comes to."""
 
         def record(decision: Decision) -> None:

@@ -7,6 +7,7 @@ from fastapi import Depends, Query
 from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
+from app.agent.decisions import CallDecision, HookOutcome
 from app.agent.errors import InvalidRequest
 from app.api.deps import Asked
 from app.api.pages import Cursor, Limit, Wanted, answer, given
@@ -30,9 +31,13 @@ Agent = Annotated[Wanted | None, Query(description="Of this agent.")]
 Tool = Annotated[Wanted | None, Query(description="Results of this tool.")]
 RunId = Annotated[Wanted | None, Query(description="Of this run.")]
 SessionId = Annotated[Wanted | None, Query(description="Of this session.")]
+DecisionName = Literal["any", CallDecision, HookOutcome]
 Decision = Annotated[
-    Wanted | None,
-    Query(description="Decisions instead of messages: `allow`, `deny`, `expired`, `block`, …; `any`: all of them."),
+    DecisionName | None,
+    Query(
+        description="Decisions instead of messages: about calls by rules (`allow`, `deny`) and persons (`deny` too, "
+        "`allow_once` to `released`), and those of hooks (`block` to `failed`); `any`: all of them."
+    ),
 ]
 Text = Annotated[
     Wanted | None,
@@ -62,7 +67,7 @@ class Narrowed:
         return replace(self.filters, session_id=session_id, run_id=run_id, newest_first=first)
 
     def decisions(
-        self, decision: str, *, session_id: str | None, run_id: str | None, newest_first: bool
+        self, decision: DecisionName, *, session_id: str | None, run_id: str | None, newest_first: bool
     ) -> DecisionFilter:
         """The same of decisions, one kind or `any`. Raises `InvalidRequest` for filters that only messages have."""
         given = self.filters
@@ -141,7 +146,13 @@ async def messages(
 
 
 async def decisions(
-    asked: Asked, narrowed: Narrowed, paged: Paged, decision: str, *, session_id: str | None, run_id: str | None
+    asked: Asked,
+    narrowed: Narrowed,
+    paged: Paged,
+    decision: DecisionName,
+    *,
+    session_id: str | None,
+    run_id: str | None,
 ) -> Response:
     """A page of decisions."""
     filters = narrowed.decisions(decision, session_id=session_id, run_id=run_id, newest_first=True)

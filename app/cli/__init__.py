@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from app import __version__
+from app.agent.decisions import DECISIONS
 
 DONE, FAILED, USAGE, UNREACHABLE = 0, 1, 2, 3  # exit codes (spec 16.6)
 
@@ -130,7 +131,7 @@ def _filters(command: Any) -> Any:
         ("--until", "Before this time; like --since."),
         ("--since", "From this time on: RFC 3339, or how long ago: 30d, 12h, 45m."),
         ("--text", "Whose content holds this, literally; ASCII letters in either case."),
-        ("--decision", "Decisions instead of messages: allow, deny, expired, block, …; any: all of them."),
+        ("--decision", f"Decisions instead of messages: {', '.join(DECISIONS)}; any: all of them."),
         ("--tool", "Results of this tool, or decisions about it."),
         ("--role", "system, user, assistant or tool."),
         ("--agent", "Of this agent."),
@@ -174,6 +175,8 @@ def _decisions(decision: str, *, role: str | None, text: str | None, **filters: 
     for name, said in (("role", role), ("text", text)):
         if said is not None:
             raise click.UsageError(f"--{name} is about messages and --decision is not: leave one of them out")
+    if decision not in (ANY, *DECISIONS):
+        raise click.UsageError(f"--decision {decision!r}: there are {ANY}, {', '.join(DECISIONS)}")
     return DecisionFilter(decision=None if decision == ANY else decision, **filters)
 
 

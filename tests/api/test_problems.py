@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.agent.decisions import DECISIONS
 from tests.api.conftest import body, in_process
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -240,7 +241,20 @@ async def test_an_empty_filter_is_refused_and_not_taken_for_none(
     for name in names.split():
         problem = checked(await http.get(path, params={name: ""}), 422, "invalid_request")
         assert [error["at"] for error in problem["errors"]] == [name]
-        assert "leave it out" in problem["detail"] or name in ("role", "order", "status"), problem
+        assert "leave it out" in problem["detail"] or name in ("role", "order", "status", "decision"), problem
+
+
+@pytest.mark.spec("12.4")
+@pytest.mark.parametrize("path", ["/v1/audit", "/v1/audit/export"])
+async def test_a_decision_that_nobody_can_make_is_refused_with_those_that_there_are(
+    http: httpx.AsyncClient, path: str
+) -> None:
+    for name in ("denied", "Deny", "deny ", "none"):
+        problem = checked(await http.get(path, params={"decision": name}), 422, "invalid_request")
+        assert [error["at"] for error in problem["errors"]] == ["decision"]
+        assert all(f"'{each}'" in problem["detail"] for each in ("any", *DECISIONS)), problem
+    for name in ("any", *DECISIONS):
+        assert (await http.get(path, params={"decision": name})).status_code == 200
 
 
 @pytest.mark.spec("12.4")

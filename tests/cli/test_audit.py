@@ -192,6 +192,8 @@ async def test_wrong_usage_and_what_is_no_database_of_ours_end_with_2_and_make_n
         (("verify", "ses_1", "--all"), "--all"),
         (("show", "--since", "yesterday"), "--since"),
         (("show", "--role", "boss"), "boss"),
+        (("show", "--decision", "bogus"), "'bogus': there are any, allow, deny, allow_once,"),
+        (("export", "--decision", "denied", "-o", str(tmp_path / "out")), "send_back"),
         *((("show", f"--{name}", ""), f"--{name} is empty") for name in FILTERS),
         (("export", ""), "SESSION is empty"),
         (("export", "--until", "20261201"), "2026-01-31T08:00:00Z"),

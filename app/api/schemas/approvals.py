@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from app.agent.decisions import CallDecision, HookOutcome
 from app.api.schemas.answers import BOUNDED, COUNT_BOUNDED, Answer, Page
 
 Verdict = Literal["allow", "ask", "deny"]
@@ -78,7 +79,7 @@ class AuditDecision(Answer):
     depth: int
     step: int
     type: Literal["permission.resolved", "hook.decision"]
-    decision: str
+    decision: CallDecision | HookOutcome
     kind: str = Field(description="rule, default, ceiling, answer, person, timeout, cancelled, hook.")
     tool: str | None
     call_id: str | None
