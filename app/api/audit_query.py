@@ -40,9 +40,9 @@ Decision = Annotated[
     ),
 ]
 Text = Annotated[
-    Wanted | None,
+    # The bound stands before the check of ours: behind it, it would be said of items and not of characters.
+    Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(given), Field(json_schema_extra={"minLength": 1})] | None,
     Query(
-        max_length=MAX_TEXT,
         description="Whose content holds this, literally: no character is an operator. ASCII letters are found in "
         "either case, everything else as it is written. Fewer than three characters need a session, a run or a time as "
         "well (422). At most 50,000 messages are looked at for a page; `bounded` says that it stopped there.",

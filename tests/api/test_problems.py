@@ -245,6 +245,14 @@ async def test_an_empty_filter_is_refused_and_not_taken_for_none(
 
 
 @pytest.mark.spec("12.4")
+async def test_a_text_that_is_too_long_is_told_by_its_characters(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/v1/audit", params={"text": "查" * 1000})).status_code == 200
+    problem = checked(await http.get("/v1/audit", params={"text": "查" * 1001}), 422, "invalid_request")
+    assert [error["at"] for error in problem["errors"]] == ["text"]
+    assert "at most 1000 characters" in problem["detail"]
+
+
+@pytest.mark.spec("12.4")
 @pytest.mark.parametrize("path", ["/v1/audit", "/v1/audit/export"])
 async def test_a_decision_that_nobody_can_make_is_refused_with_those_that_there_are(
     http: httpx.AsyncClient, path: str
