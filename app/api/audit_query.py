@@ -11,7 +11,7 @@ from app.agent.decisions import CallDecision, HookOutcome
 from app.agent.errors import InvalidRequest
 from app.api.deps import Asked
 from app.api.pages import Cursor, Limit, Wanted, answer, given
-from app.sessions.audit import ANY, MAX_TEXT, DecisionFilter, Filter, MessageFilter, Page
+from app.sessions.audit import ANY, MAX_TEXT, DecisionFilter, Filter, MessageFilter, Page, check_named
 from app.sessions.views import decision_view, message_view
 from app.wire import EXAMPLE, microseconds_of
 
@@ -127,6 +127,14 @@ async def _paged(cursor: Cursor = None, limit: Limit = 50, count: Count = False)
 
 Narrowing = Annotated[Narrowed, Depends(_narrowed)]
 Paging = Annotated[Paged, Depends(_paged)]
+
+
+async def check_ids(asked: Asked, *, session_id: str | None = None, run_id: str | None = None) -> None:
+    """Raises `NotFound` for a session or run that a question names and that there is not; before its first page."""
+    if session_id is None and run_id is None:
+        return
+    await asked.services.journal.settle()  # what has begun is known
+    await check_named(asked.services.audit, asked.tenant, session_id=session_id, run_id=run_id)
 
 
 async def messages(

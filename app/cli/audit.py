@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import click
 
-from app.agent.errors import InvalidRequest, Unavailable
+from app.agent.errors import InvalidRequest, NotFound, Unavailable
 from app.agent.ids import now_us
 from app.cli import DONE, FAILED, UNREACHABLE, USAGE, echo_json
 from app.cli.audit_lines import lines_of
@@ -23,7 +23,7 @@ from app.cli.output import Unwritable, writing
 from app.cli.shares import Shares
 from app.cli.tree import printable
 from app.client import Client, CutOff, ServiceError, Unreachable
-from app.sessions.audit import ANY, DecisionFilter, Filter, MessageFilter, Page
+from app.sessions.audit import ANY, DecisionFilter, Filter, MessageFilter, Page, check_named
 from app.sessions.exporting import Form, lines_for
 from app.sessions.verifying import DAMAGE, FORGERY, Checked, report
 from app.sessions.views import decision_view, message_view, moment
@@ -120,12 +120,22 @@ async def _pages(asked: Asked, limit: int) -> AsyncIterator[list[View]]:
         return
     async with _database(asked.settings) as database:
         store = SqlAuditStore(database.reader)
+        await _check_ids(store, asked)
         while left > 0:
             rows, views = await _page(store, asked, cursor, min(left, PAGE))
             yield views
             left, cursor = left - len(rows.items), rows.next
             if cursor is None:
                 return
+
+
+async def _check_ids(store: SqlAuditStore, asked: Asked) -> None:
+    """Raises `NotFound` for a session or run that there is not; a service says it by itself."""
+    filters = asked.filters
+    try:
+        await check_named(store, asked.tenant, session_id=filters.session_id, run_id=filters.run_id)
+    except NotFound as error:
+        raise NotFound(f"{error.message} of tenant {asked.tenant!r}") from None
 
 
 async def _page(store: SqlAuditStore, asked: Asked, cursor: str | None, limit: int) -> tuple[Page, list[View]]:
@@ -175,9 +185,11 @@ async def _write(asked: Asked, form: Form, file: IO[bytes]) -> None:
     else:
         kind = lines_for(asked.filters)
         lines = kind.of(form)
-        file.write(kind.head(form))
         async with _database(asked.settings) as database:
-            async for rows in SqlAuditStore(database.reader).export(asked.tenant, asked.filters):
+            store = SqlAuditStore(database.reader)
+            await _check_ids(store, asked)
+            file.write(kind.head(form))
+            async for rows in store.export(asked.tenant, asked.filters):
                 file.write(lines(rows))
     file.flush()
 
@@ -321,7 +333,7 @@ def _carried_out(work: Callable[[], Coroutine[Any, Any, int]]) -> int:
     except ServiceError as error:
         click.echo(str(error), err=True)
         return USAGE if error.status < 500 else FAILED
-    except InvalidRequest as error:
+    except (InvalidRequest, NotFound) as error:
         click.echo(error.message, err=True)
         return USAGE
     except Damaged as error:

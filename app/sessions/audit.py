@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from app.agent.errors import InvalidRequest
+from app.agent.errors import InvalidRequest, NotFound
 
 MAX_COUNT = 10_001
 MAX_SCANNED = 50_000  # messages that one question about a text looks at: up to 0.2 s
@@ -103,6 +103,10 @@ class AuditStore(Protocol):
     its table, times in µs. Raises `InvalidRequest` for a cursor that another question gave, and for a text that is too
     short for such a question."""
 
+    async def known(self, tenant: str, *, session_id: str | None, run_id: str | None) -> tuple[bool, bool]:
+        """Whether there is such a session, and such a run: a row of it (also of a deleted session), or a message or
+        decision that names it. Of None: False."""
+
     async def messages(
         self, tenant: str, filters: MessageFilter, *, cursor: str | None = None, limit: int = 50
     ) -> Page:
@@ -119,3 +123,15 @@ class AuditStore(Protocol):
     def export(self, tenant: str, filters: Filter) -> AsyncIterator[Sequence[Exported]]:
         """All messages or decisions in pages, each read when the one before it was taken; values in the order of
         `EXPORTED` or `DECIDED`, and behind them whatever else was read."""
+
+
+async def check_named(
+    store: AuditStore, tenant: str, *, session_id: str | None = None, run_id: str | None = None
+) -> None:
+    """Raises `NotFound` for a session or run that there is not, whose empty answer would say nothing of that."""
+    if session_id is None and run_id is None:
+        return
+    session, run = await store.known(tenant, session_id=session_id, run_id=run_id)
+    for kind, name, there in (("session", session_id, session), ("run", run_id, run)):
+        if name is not None and not there:
+            raise NotFound(f"there is no {kind} {name!r}")

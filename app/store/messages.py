@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
-from sqlalchemy import Table
+from sqlalchemy import Table, bindparam, exists, or_, select
 
 from app.agent.messages import Role
 from app.sessions.audit import (
@@ -25,9 +25,9 @@ from app.sessions.audit import (
 )
 from app.store.cursors import MAX_INT
 from app.store.pages import LONG, Order, Question, question
-from app.store.reader import Reader
+from app.store.reader import Reader, can_be_stored
 from app.store.search import TextIndex, folded
-from app.store.tables import decisions, messages
+from app.store.tables import decisions, messages, runs, sessions
 from app.store.text_index import part_of
 from app.store.whole import Bound
 from app.wire import clean, encode
@@ -58,6 +58,19 @@ DECISION_ORDERS = (
     Order(name="time", equal=(), key=("ts", "session_id", "seq")),
 )
 
+_tenant: Any = bindparam("tenant")
+_named = select(
+    *(
+        or_(
+            exists().where(table.c.tenant_id == _tenant, table.c.id == bindparam(name)),
+            *(
+                exists().where(each.c.tenant_id == _tenant, each.c[name] == bindparam(name))
+                for each in (messages, decisions)
+            ),
+        ).label(name)
+        for table, name in ((sessions, "session_id"), (runs, "run_id"))
+    )
+)
 
 # A question, its parameters, and the place where it stops; None: at the end.
 Asked = tuple[Question, dict[str, Any], Record | None]
@@ -73,6 +86,13 @@ class SqlAuditStore:
         self._turns = asyncio.Semaphore(SEARCHES)
         self._scanned = scanned
         self._looked_at = looked_at
+
+    async def known(self, tenant: str, *, session_id: str | None, run_id: str | None) -> tuple[bool, bool]:
+        """See `AuditStore.known`; one statement, that searches an index for each place where the id may stand."""
+        wanted = {"session_id": session_id, "run_id": run_id}
+        asked = {name: value if can_be_stored(value) else None for name, value in wanted.items()}
+        row = await self._reader.row(_named, {"tenant": tenant, **asked})
+        return (False, False) if row is None else (bool(row["session_id"]), bool(row["run_id"]))
 
     async def messages(
         self, tenant: str, filters: MessageFilter, *, cursor: str | None = None, limit: int = 50

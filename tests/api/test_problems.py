@@ -253,6 +253,23 @@ async def test_a_text_that_is_too_long_is_told_by_its_characters(http: httpx.Asy
 
 
 @pytest.mark.spec("12.4")
+@pytest.mark.parametrize("name", ["session_id", "run_id"])
+async def test_a_session_or_run_that_there_is_not_is_no_empty_answer(http: httpx.AsyncClient, name: str) -> None:
+    kind = name.removesuffix("_id")
+    for path in (
+        "/v1/audit",
+        "/v1/audit?decision=any",
+        "/v1/audit?text=x",
+        "/v1/audit/export",
+        "/v1/audit/export?decision=any",
+    ):
+        for value in ("ses_none", UNKNOWN, "\0", "%"):
+            query = {**dict(httpx.URL(path).params), name: value}
+            problem = checked(await http.get(path.partition("?")[0], params=query), 404, "not_found")
+            assert problem["detail"] == f"there is no {kind} {value!r}"
+
+
+@pytest.mark.spec("12.4")
 @pytest.mark.parametrize("path", ["/v1/audit", "/v1/audit/export"])
 async def test_a_decision_that_nobody_can_make_is_refused_with_those_that_there_are(
     http: httpx.AsyncClient, path: str

@@ -104,8 +104,25 @@ async def test_service_and_database_say_the_same_and_the_exit_code_says_whether_
             *reports, sums = everything.lines
             assert {report["session_id"]: report["ok"] for report in reports} == {session: True, other: False}
             assert (sums["sessions"], sums["bad"], sums["ok"], sums["keyed"]) == (2, 1, False, True)
-        assert (await run("verify", "ses_nobody", *here)).code == 2
-        assert (await run("verify", "ses_nobody", *there)).code == 2
+        kept = tmp_path / "all.csv"
+        before = kept.read_bytes()
+        for place, whose in ((here, " of tenant 'default'"), (there, "")):
+            assert (await run("verify", "ses_nobody", *place)).code == 2
+            for named, what in (
+                (("ses_nobody",), "session 'ses_nobody'"),
+                (("--run", "run_nobody"), "run 'run_nobody'"),
+            ):
+                for more in (("show",), ("show", "--decision", "any"), ("export",), ("export", "--format", "csv")):
+                    ended = await run(*more, *named, *place)
+                    assert (ended.code, ended.out) == (2, ""), (more, ended.err)
+                    assert f"there is no {what}{whose}" in ended.err
+                for file in (kept, tmp_path / "none.csv"):
+                    ended = await run("export", *named, "--format", "csv", "-o", str(file), *place)
+                    assert (ended.code, ended.out) == (2, ""), ended.err
+        assert kept.read_bytes() == before
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith("none") or path.suffix == ".part"]
+        foreign = await run("show", session, "--tenant", "other", *here)
+        assert (foreign.code, f"there is no session {session!r} of tenant 'other'" in foreign.err) == (2, True)
     gone = await run("verify", session, *there)
     assert gone.code == 3
     assert "--db" in gone.err

@@ -103,6 +103,52 @@ async def test_a_cursor_of_another_session_is_refused(tmp_path: Path) -> None:
                 assert (refused.value.status, refused.value.problem["code"]) == (422, "invalid_cursor")
 
 
+@pytest.mark.spec("12.4", "14.6", "14.12")
+async def test_whatever_there_is_of_a_session_or_run_makes_it_known_and_nothing_else_does(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, env=script(tmp_path, PLAY)) as service,
+        service.client() as client,
+        aiohttp.ClientSession(service.url) as http,
+    ):
+        session, other = await done(client), await done(client)
+        (run,) = (await client.page(f"/v1/sessions/{session}/runs"))["items"]
+
+        async def found(path: str, **query: str) -> tuple[int, list[str]]:
+            async with http.get(path, params=query) as answer:
+                text = await answer.text()
+                if answer.status != 200:
+                    return answer.status, [json.loads(text)["detail"]]
+                lines = [json.loads(line) for line in text.splitlines()]
+                return 200, sorted(line["id"] for line in (lines if path.endswith("export") else lines[0]["items"]))
+
+        own = f"/v1/sessions/{session}"
+        for paths, named in (
+            (("/v1/audit", "/v1/audit/export"), {"session_id": session}),
+            (("/v1/audit", "/v1/audit/export", f"{own}/messages", f"{own}/export"), {"run_id": run["id"]}),
+        ):
+            answers = [await found(path, **named) for path in paths]
+            assert [status for status, _ in answers] == [200] * len(paths)
+            assert answers == [answers[0]] * len(paths)
+            assert len(answers[0][1]) >= 3
+            for path in paths:
+                (name,) = named
+                status, (detail,) = await found(path, **{name: "no_such"})
+                assert (status, detail) == (404, f"there is no {name.removesuffix('_id')} 'no_such'"), path
+        assert await found(f"/v1/sessions/{other}/export", run_id=run["id"]) == (200, []), (
+            "it is there, but not in that one"
+        )
+
+        page = await client.page("/v1/audit", session_id=session, limit=1)
+        await client.request("DELETE", f"/v1/sessions/{session}")
+        assert await found("/v1/audit", session_id=session) == (200, []), "deleted ones are known, as they are verified"
+        assert (await client.page("/v1/audit", session_id=session, limit=1, cursor=page["next"]))["items"] == []
+        assert (await found("/v1/audit", run_id=run["id"]))[0] == 404
+        (run,) = (await client.page(f"/v1/sessions/{other}/runs"))["items"]
+        spoil(service, f"DELETE FROM runs WHERE id = '{run['id']}'")
+        status, ids = await found("/v1/audit", run_id=run["id"])
+        assert (status, len(ids) >= 3) == (200, True), "what there is of it is never hidden"
+
+
 @pytest.mark.spec("12.4", "14.6")
 async def test_messages_are_exported_in_the_form_that_is_asked_for(tmp_path: Path) -> None:
     async with (

@@ -121,7 +121,14 @@ async def test_every_route_with_the_ids_of_one_tenant_and_the_key_of_another_ans
             assert await client.request("POST", "/v1/tasks/clear", {}) == {"cleared": 0}
             for path in ("/v1/audit", "/v1/audit?decision=any", "/v1/permissions", "/v1/tasks"):
                 assert (await client.page(path))["items"] == []
-            for path in ("/v1/permissions", "/v1/permissions?explain=Read", "/v1/tasks"):
+            for path in (
+                "/v1/permissions",
+                "/v1/permissions?explain=Read",
+                "/v1/tasks",
+                "/v1/audit",
+                "/v1/audit?decision=any",
+                "/v1/audit/export",
+            ):
                 with pytest.raises(ServiceError) as not_theirs:
                     await client.page(path, session_id=theirs["/v1/sessions/"])
                 assert not_theirs.value.status == 404

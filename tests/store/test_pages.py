@@ -445,6 +445,21 @@ def test_every_other_read_searches_an_index(library: sqlite3.Connection) -> None
     assert "CORRELATED" not in plan(library, runs._untold_tasks, {}), "the notices of a session are read for each task"
 
 
+@pytest.mark.spec("12.4")
+@pytest.mark.parametrize("analysed", [False, True], ids=["no statistics", "statistics"])
+def test_whether_there_is_a_session_or_run_is_looked_up_in_indexes_alone(
+    library: sqlite3.Connection, analysed: bool
+) -> None:
+    library.execute("ANALYZE" if analysed else "SELECT 1")
+    steps = plan(library, messages_module._named, {}).split("; ")
+    searches = [step for step in steps if "CONSTANT ROW" not in step and "SCALAR SUBQUERY" not in step]
+    assert len(searches) == 6
+    for step in searches:
+        assert re.fullmatch(
+            r"SEARCH \w+ USING (COVERING )?INDEX \w+ \(tenant_id=\? AND (session_id|run_id|id)=\?\)", step
+        ), steps
+
+
 @pytest.mark.spec("12.4", "12.5")
 @pytest.mark.parametrize("analysed", [False, True], ids=["no statistics", "statistics"])
 def test_what_is_too_old_of_a_session_is_found_and_removed_by_searching_indexes(

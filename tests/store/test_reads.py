@@ -5,7 +5,7 @@ import inspect
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from app.agent.errors import InvalidRequest
@@ -17,7 +17,7 @@ from app.sessions.audit import DecisionFilter, MessageFilter
 from app.sessions.inbox import ApprovalFilter
 from app.sessions.keys import KeyRecord
 from app.sessions.tasks import TaskFilter
-from app.store.database import READERS
+from app.store.database import READERS, writing_connection
 from app.store.memories import PAGE
 from tests.store.conftest import Store
 from tests.store.facts import Facts
@@ -232,6 +232,7 @@ async def test_no_function_shows_a_tenant_what_belongs_to_another(store: Store) 
         "cleared": {"session_id": facts.session.id},
         "open_calls": {"run_id": child.id},
         "load": {"memory_id": child.memory_id},
+        "known": {"session_id": facts.session.id, "run_id": child.id},
         "messages": {"filters": MessageFilter(session_id=facts.session.id)},
         "decisions": {"filters": DecisionFilter(session_id=facts.session.id)},
         "approval": {"approval_id": "apr_1"},
@@ -345,3 +346,35 @@ async def test_turns_are_read_in_pages_without_the_runs_below_them(store: Store)
         rows = await store.runs.turns("default", facts.session.id, after=after, limit=limit)
         assert [row["ordinal"] for row in rows] == wanted
     assert await store.runs.turns("other", facts.session.id, after=0, limit=9) == []
+
+
+@pytest.mark.spec("12.4", "14.12")
+async def test_a_session_or_run_is_known_by_its_row_or_by_a_message_or_decision_that_names_it(store: Store) -> None:
+    facts, gone = Facts(), Facts()
+    run, call = facts.run(), facts.call()
+    store.stored(facts.created(), facts.queued(run), facts.message(run, "user", "x"))
+    lost = gone.run()
+    store.stored(gone.created(), gone.queued(lost), gone.ended(lost), gone.closed("deleted"))
+
+    async def known(tenant: str = "default", **ids: str) -> tuple[bool, bool]:
+        return await store.audit.known(tenant, **{"session_id": None, "run_id": None, **ids})
+
+    session = facts.session.id
+    assert await known(session_id=session, run_id=run.id) == (True, True)
+    assert await known(session_id=run.id, run_id=session) == (False, False)
+    assert await known("other", session_id=session, run_id=run.id) == (False, False)
+    assert await known(session_id=session, run_id="\0") == (True, False)
+    assert await known() == (False, False)
+    assert await known(session_id=gone.session.id, run_id=lost.id) == (True, False), (
+        "deleted: its row stays, not its runs"
+    )
+    with writing_connection(store.database.location, "OFF", 1000) as connection, connection.begin():
+        for table in ("sessions", "runs"):
+            connection.execute(
+                text(f"DELETE FROM {table} WHERE id IN (:session, :run)"), {"session": session, "run": run.id}
+            )
+    assert await known(session_id=session, run_id=run.id) == (True, True), "a message names them"
+    store.stored(facts.answered(run, call, "apr_1"))
+    with writing_connection(store.database.location, "OFF", 1000) as connection, connection.begin():
+        connection.execute(text("DELETE FROM messages"))
+    assert await known(session_id=session, run_id=run.id) == (True, True), "a decision names them"

@@ -6,7 +6,16 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from app.api.audit_export import ANSWERS, Format, exported, form_of
-from app.api.audit_query import Decision, Narrowing, Paging, RunId, SessionId, decisions, messages
+from app.api.audit_query import (
+    Decision,
+    Narrowing,
+    Paging,
+    RunId,
+    SessionId,
+    check_ids,
+    decisions,
+    messages,
+)
 from app.api.deps import Reading
 from app.api.docs import new_router, problems
 from app.api.pages import answer
@@ -16,7 +25,7 @@ from app.sessions.verifying import MAX_EVENTS
 router = new_router("audit")
 
 
-@router.get("/v1/audit", response_model=answers.MessagePage | approvals.AuditDecisionPage, responses=problems())
+@router.get("/v1/audit", response_model=answers.MessagePage | approvals.AuditDecisionPage, responses=problems(404))
 async def get_audit(
     asked: Reading,
     narrowed: Narrowing,
@@ -26,12 +35,14 @@ async def get_audit(
     decision: Decision = None,
 ) -> Response:
     """What was said and done, newest first; with `decision`: what was decided about it, and by what."""
+    if paged.cursor is None:
+        await check_ids(asked, session_id=session_id, run_id=run_id)
     if decision is not None:
         return await decisions(asked, narrowed, paged, decision, session_id=session_id, run_id=run_id)
     return await messages(asked, narrowed, paged, session_id=session_id, run_id=run_id, newest_first=True)
 
 
-@router.get("/v1/audit/export", responses={**ANSWERS, **problems(406)})
+@router.get("/v1/audit/export", responses={**ANSWERS, **problems(404, 406)})
 async def export_audit(
     request: Request,
     asked: Reading,
@@ -44,6 +55,7 @@ async def export_audit(
     """The messages of all sessions, or with `decision` what was decided, as a file, oldest first, read from the store
     page by page."""
     chosen = form_of(request, form)
+    await check_ids(asked, session_id=session_id, run_id=run_id)
     if decision is not None:
         decided = narrowed.decisions(decision, session_id=session_id, run_id=run_id, newest_first=False)
         return await exported(request, asked, decided, chosen, name="decisions")

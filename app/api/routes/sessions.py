@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from app.api import sse
 from app.api.audit_export import ANSWERS, Format, exported, form_of
-from app.api.audit_query import Narrowing, Paging, RunId, messages
+from app.api.audit_query import Narrowing, Paging, RunId, check_ids, messages
 from app.api.deps import REPLAYED, Reading, Running, Starting
 from app.api.docs import new_router, problems
 from app.api.pages import Cursor, Limit, answer, cursor_after, number_of, tree_answer
@@ -115,15 +115,18 @@ async def get_session_messages(
 ) -> Response:
     """What was said in a session, at every depth."""
     await asked.services.sessions.known(asked.tenant, session_id)
+    if paged.cursor is None:
+        await check_ids(asked, run_id=run_id)
     return await messages(asked, narrowed, paged, session_id=session_id, run_id=run_id)
 
 
 @router.get("/v1/sessions/{session_id}/export", responses={**ANSWERS, **problems(404, 406)})
 async def export_session(
-    request: Request, asked: Reading, session_id: str, narrowed: Narrowing, form: Format = None
+    request: Request, asked: Reading, session_id: str, narrowed: Narrowing, run_id: RunId = None, form: Format = None
 ) -> Response:
-    """All messages of a session as a file, read from the store page by page."""
+    """All messages of a session as a file, oldest first, read from the store page by page."""
     chosen = form_of(request, form)
     await asked.services.sessions.known(asked.tenant, session_id)
-    filters = narrowed.messages(session_id=session_id, run_id=None, newest_first=False)
+    await check_ids(asked, run_id=run_id)
+    filters = narrowed.messages(session_id=session_id, run_id=run_id, newest_first=False)
     return await exported(request, asked, filters, chosen, name=session_id)
