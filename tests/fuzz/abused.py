@@ -53,6 +53,7 @@ async def abused(folder: Path, *, connections: int, seed: int, at_once: int = 60
     env = environment(folder) | {
         "SUBAGENTD_HTTP__HEAD_TIMEOUT_S": str(ALLOWED_S),
         "SUBAGENTD_HTTP__BODY_TIMEOUT_S": str(ALLOWED_S),
+        "SUBAGENTD_HTTP__KEEP_ALIVE_S": "1",  # as long as the checks wait for little
     }
     async with serving(folder, env=env) as service:
         assert service.process is not None
