@@ -57,7 +57,7 @@ class Scrubber:
         if not self._due:
             self._not_before, self._in_vain = 0.0, 0
             return None
-        pause_s = min(AGAIN_S * 2 ** min(self._in_vain, 20), LONGEST_S)
+        pause_s = min(AGAIN_S * 2.0 ** min(self._in_vain, 20), LONGEST_S)
         self._not_before, self._in_vain = now + pause_s, self._in_vain + 1
         return pause_s
 
