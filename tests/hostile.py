@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.net.listening import listening
+
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 Answer = Callable[[int], bytes]  # the cursor that was sent → the bytes of the answer
@@ -53,7 +55,6 @@ class Hostile:
 async def hostile(answer: Answer, *, silent: bool = False) -> AsyncIterator[Hostile]:
     """Serve such answers; `silent`: the first connection stays open when it has been answered."""
     made = Hostile(answer, silent)
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server:
+    async with listening(made.serve) as port:
+        made.url = f"http://127.0.0.1:{port}"
         yield made

@@ -30,6 +30,7 @@ from app.store.migrate import upgrade
 from tests.commands import Ended
 from tests.commands import run as run_process
 from tests.flows.test_audit import PLAY, SEALED, done
+from tests.net.listening import listening
 from tests.postgres import postgres_server, postgres_url  # noqa: F401  fixtures
 from tests.service import script, serving
 from tests.store.facts import Facts, replaced
@@ -269,9 +270,8 @@ async def test_an_export_that_is_cut_off_says_so_and_leaves_no_file(tmp_path: Pa
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.close()
 
-    server = await asyncio.start_server(cut, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(cut) as port:
+        url = f"http://127.0.0.1:{port}"
         for output in ((), ("-o", str(tmp_path / "all.ndjson"))):
             ended = await run("export", "--url", url, *output)
             assert ended.code == 3

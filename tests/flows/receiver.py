@@ -9,6 +9,7 @@ import hmac
 from collections import deque
 from collections.abc import AsyncIterator
 
+from tests.net.listening import listening
 from tests.net.loopback import Request, http
 
 WAIT_S = 30.0
@@ -28,7 +29,7 @@ class Receiver:
         self._answers = deque(answers)
         self._rest = rest
         self._changed = asyncio.Condition()
-        self._server: asyncio.Server | None = None
+        self._open = contextlib.AsyncExitStack()
 
     @property
     def host(self) -> str:
@@ -42,14 +43,11 @@ class Receiver:
 
     async def listen(self, port: int = 0) -> None:
         """Begin."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = await self._open.enter_async_context(listening(self._serve, port=port))
 
     async def close(self) -> None:
         """End."""
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
+        await self._open.aclose()
 
     async def got(self, count: int) -> list[Request]:
         """Wait for so many requests."""

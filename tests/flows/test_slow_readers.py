@@ -33,7 +33,7 @@ async def connect(url: str, path: str) -> tuple[asyncio.StreamReader, asyncio.St
     raw.setblocking(False)
     await asyncio.get_running_loop().sock_connect(raw, (address.hostname, address.port))
     reader, writer = await asyncio.open_connection(sock=raw, limit=1 << 12)
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n\r\n".encode())
     await writer.drain()
     return reader, writer
 

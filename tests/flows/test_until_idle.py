@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.client import Client
+from tests.net.listening import listening
 from tests.service import INTERRUPT, WAIT_S, Service, agent, events_of, finished, received, script, serving
 
 PLAY = """
@@ -93,9 +94,8 @@ async def cut_behind(url: str, event: int) -> AsyncIterator[str]:
             back.close()
             writer.close()
 
-    server = await asyncio.start_server(carry, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(carry) as own:
+        yield f"http://127.0.0.1:{own}"
 
 
 @pytest.mark.spec("11.3", "9.3", "12.7")

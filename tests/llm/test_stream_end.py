@@ -10,6 +10,7 @@ from app.agent.chat import ChatRequest, Delta, Finish
 from app.agent.errors import IncompleteReply, ModelError
 from app.llm.failures import MAX_WAIT_MS
 from tests.llm.asking import TASK, World, ask
+from tests.net.listening import listening
 from tests.stubs.openai_stub import Answer, End, call_chunk, chunk, refusal, sse, stream, text, usage_chunk
 
 pytestmark = pytest.mark.spec("13.2")
@@ -197,8 +198,7 @@ async def test_a_server_that_accepts_and_never_answers_is_given_up(world: World)
         await reader.read()
         writer.close()
 
-    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with listening(silent) as port:
         with pytest.raises(ModelError, match=r"no answer within 0\.1 s") as caught:
             await ask(world.model(base_url=f"http://127.0.0.1:{port}/v1", idle_s=0.1))
         assert (caught.value.code, caught.value.retryable) == ("model_timeout", True)
@@ -285,8 +285,8 @@ async def test_a_request_that_meets_a_closed_kept_connection_is_sent_again(world
         writer.write(body + b"0\r\n\r\n")
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        model = world.model(base_url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
+    async with listening(serve) as port:
+        model = world.model(base_url=f"http://127.0.0.1:{port}/v1")
         for _ in range(10):
             assert (await ask(model)).reply.text == "hello"
     assert len(served) == 10

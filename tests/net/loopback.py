@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.net.listening import listening
+
 WAIT_S = 10.0
 
 
@@ -72,13 +74,8 @@ class Loopback:
 async def loopback(answer: bytes = b"", *, hang: bool = False) -> AsyncIterator[Loopback]:
     """A server that gives every request this answer and closes; `hang`: it waits for the client to go."""
     server = Loopback(answer=answer, hang=hang)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    server.port = listening.sockets[0].getsockname()[1]
-    try:
+    async with listening(server.serve) as server.port:
         yield server
-    finally:
-        listening.close()
-        await listening.wait_closed()
 
 
 def http(body: bytes = b"", *, status: str = "200 OK", kind: str = "application/json", **headers: str) -> bytes:

@@ -15,6 +15,7 @@ from app.net.addresses import Address, read_openings
 from app.net.dialler import DialError, Dialler, SystemLookup
 from app.net.fetching import FetchError
 from app.net.urls import Target, read_url
+from tests.net.listening import listening
 from tests.net.standin import PUBLIC, PUBLIC_TOO, PUBLIC_V6, Net, net, page
 from tests.net.tables import INNER_ADDRESSES, INNER_HOSTS, INNER_NAMES, OUTER_HOSTS, PUBLIC_ADDRESSES
 
@@ -142,9 +143,8 @@ async def test_a_secure_host_is_named_in_the_handshake_and_not_trusted_without_a
         hellos.append(await reader.read(4096))
         writer.close()
 
-    server = await asyncio.start_server(listen, "127.0.0.1", 0)
-    async with net() as world, server:
-        world.sites[PUBLIC].where = server.sockets[0].getsockname()
+    async with net() as world, listening(listen) as port:
+        world.sites[PUBLIC].where = "127.0.0.1", port
         with pytest.raises(FetchError, match=r"page\.example"):
             await world.fetcher().get("https://page.example/", anything)
     assert b"page.example" in hellos[0]

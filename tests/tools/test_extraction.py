@@ -9,6 +9,7 @@ import pytest
 from app.agent.tools import ToolContext
 from app.tools import extraction_child
 from app.tools.extraction import Extraction
+from tests.net.listening import listening
 from tests.net.standin import PUBLIC, net, page
 from tests.tools.webworld import ARTICLE, URL, WAIT_S, Web, fenced, tool_in
 
@@ -95,10 +96,8 @@ async def test_a_page_that_keeps_its_reader_busy_holds_up_nobody_and_a_cancelled
         left.set()
         writer.close()
 
-    watcher = await asyncio.start_server(watch, "127.0.0.1", 0)
-    port = watcher.sockets[0].getsockname()[1]
-    busy = program(f"import socket\ns = socket.create_connection(('127.0.0.1', {port}))\nwhile True: pass")
-    async with watcher, asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(WAIT_S), listening(watch) as port:
+        busy = program(f"import socket\ns = socket.create_connection(('127.0.0.1', {port}))\nwhile True: pass")
         web.net.sites[PUBLIC].answers |= {"/": page(ARTICLE), "/text": page(b"quick", kind="text/plain")}
         tool = tool_in(web.net, Extraction(command=busy))
         slow = asyncio.create_task(tool.call({"url": URL}, web.context))
