@@ -94,9 +94,9 @@ class OpenHandoffs:
         """What `wanted` names in a session: a task by its id, the id of one of its runs, or its readable name. Raises
         `NotFound` for what is none of these, `Conflict` for what has not ended or has no memory to go on with."""
         rows = await self._records.handoffs(session.tenant, session.id)
-        names = wanted, readable(wanted)  # as it was given, or as it was made of that
-        row = next((row for name in names for row in rows if name in (row["id"], row["name"])), None)
-        row = row or next((row for row in rows if wanted in (row["run_ids"] or ())), None)
+        names = wanted, readable(wanted)  # as it was given, or as it was made of that: labels, which give way to ids
+        row = next((row for row in rows if wanted == row["id"] or wanted in (row["run_ids"] or ())), None)
+        row = row or next((row for name in names for row in rows if name == row["name"]), None)
         open_ones = [h for h in self._open.values() if h.by.session.id == session.id]
         meant = {row["id"]} if row is not None else {*names}
         busy = next((h for h in open_ones if not meant.isdisjoint((h.id, h.name, *h.runs))), None)

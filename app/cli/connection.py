@@ -51,7 +51,7 @@ class Connection(HttpToolsProtocol):
         self._timed: _Part | None = None  # what the timer was set for; None: for what came before
         self._timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        self._came = 0  # in the piece that is being parsed
+        self._came = self._begun = 0  # bytes in the piece that is being parsed, and requests that begin in it
         self._large = False
         self._current: RequestResponseCycle | None = None  # what is answered; those behind it wait in the pipeline
         self._watch: asyncio.TimerHandle | None = None
@@ -77,14 +77,15 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Something came."""
-        self._came = len(data)
+        self._came, self._begun, between = len(data), 0, self._part is _Part.NOTHING
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self.pipeline and self._watch is None:
             self._look()
         if self._part is _Part.HEAD:
-            self._head_bytes += len(data)
+            if self._begun == (1 if between else 0):  # else what was before it in this piece does not count
+                self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse_head()
                 return
@@ -100,6 +101,7 @@ class Connection(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._part, self._timed, self._head_bytes = _Part.HEAD, None, 0
+        self._begun += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the head; those behind a body belong to nobody here, and there is no end of them."""

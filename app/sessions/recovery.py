@@ -230,6 +230,8 @@ class Recovery:
             left = await self._left(tenant, session_id, open_runs, handoffs)
         except NotFound as error:  # there is nobody who could be told of what was open
             log.warning("what was in flight in session %s is left as it is: %s", session_id, error)
+            if self.going_on is not None:
+                self.going_on.give_back(open_runs)
             self._put_off.discard(session_id)
             return True
         except Exception as error:  # border to the store: whatever it is, it says nothing of the runs

@@ -190,14 +190,16 @@ def _tree_handoff(row: Row, attempts: list[str]) -> dict[str, Any]:
 
 
 def _add_up(runs: Sequence[Row], nodes: Mapping[str, dict[str, Any]]) -> Usage:
-    """Fill in what every run used with its subtree; returns the sum of all."""
+    """Fill in what every run used with its subtree; returns the sum of all: of those that stand at the top, which may
+    have used more than is left of what was below them."""
     totals, everything = inclusive(runs), NO_USAGE
     for row in runs:
         own = Usage.from_dict(row["usage"])
         node = nodes[row["id"]]
         node["usage"] = own.as_dict() if row["usage"] is not None else None
         node["usage_total"] = totals[row["id"]].as_dict()
-        everything = everything + own
+        if row["parent_id"] not in nodes:
+            everything = everything + totals[row["id"]]
     return everything
 
 

@@ -234,3 +234,26 @@ async def test_a_head_has_64_kib_at_most_however_many_pieces_it_comes_in(
         assert answer.startswith(b"HTTP/1.1 431" if refused else b"HTTP/1.1 200"), (size, answer[:200])
         assert (b"head_too_large" in answer) == refused
         line.leave("close")
+
+
+@pytest.mark.spec("16.1")
+@pytest.mark.parametrize("cut", [0, 20])
+async def test_a_piece_that_ends_within_a_head_costs_nothing_of_what_stands_before_it(
+    service: Service, cut: int
+) -> None:
+    """`cut`: of the last head, so much comes with the piece before, after a body of 100 kB or heads of 60 kB each."""
+    line = await Line.to(service)
+    head = b"GET /healthz HTTP/1.1\r\nHost: %b\r\n" % line.host.encode()
+    last = head + b"\r\n"
+    body = b'{"input":"%b"}' % (b"x" * 100_000)
+    fields = b"Host: %b\r\nContent-Type: application/json\r\nContent-Length: %d" % (line.host.encode(), len(body))
+    for before, answers in (
+        (b"POST /v1/runs HTTP/1.1\r\n%b\r\n\r\n%b" % (fields, body), [b"202"]),
+        ((head + b"X: " + b"x" * 60_000 + b"\r\n\r\n") * 3, [b"200"] * 3),
+    ):
+        line.writer.write(before + last[:cut])
+        for status in answers:
+            assert (await line.until(b"\r\n\r\n")).rpartition(b"HTTP/1.1 ")[2].startswith(status)
+        line.writer.write(last[cut:])
+        assert (await line.until(b"\r\n\r\n")).rpartition(b"HTTP/1.1 ")[2].startswith(b"200")
+    line.leave("close")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.client import Client, Received, ServiceError
+from tests.flows.paused import calling, played, question, worker
 from tests.processes import until
 from tests.service import INTERRUPT, ROOT, WAIT_S, Service, agent, events_of, finished, received, script, serving
 from tests.strict import log_problems
@@ -278,3 +280,38 @@ async def test_in_the_mode_interrupt_what_does_not_fit_in_the_grace_ends(tmp_pat
             events = await events_of(client, f"/v1/sessions/{started['session_id']}/events")
             assert log_problems(events) == []
             assert not [e for e in events if e["type"] == "run.waiting" and e["data"]["reason"] == "drain"]
+
+
+@pytest.mark.spec("12.7", "4.9")
+async def test_a_session_whose_row_is_gone_holds_no_place_of_others_at_a_memory(tmp_path: Path) -> None:
+    diary = agent(
+        "diary", mode="all", session_mode="reuse_session", session_scope="user", tools=["glob"],
+        permissions={"ask": ["Glob"]},
+    )  # fmt: skip
+    body = {
+        "agent": "worker",
+        "agents": [worker(tools=["glob", "Agent"]), diary],
+        "user": "u1",
+        "surfaces": ["dispatch"],
+    }
+
+    def asking(task: str) -> str:
+        return calling({"tool": "dispatch_subagent", "arguments": {"agent_type": "diary", "task": task}})
+
+    service = await Service(tmp_path, env=played(tmp_path)).start()
+    async with service.client() as client:
+        gone, other = [(await client.request("POST", "/v1/sessions", body))["id"] for _ in range(2)]
+        await client.request("POST", f"/v1/sessions/{gone}/runs", {"input": asking("wait")})
+        await question(client, gone)
+    await service.kill()
+    with contextlib.closing(sqlite3.connect(service.database)) as db, db:
+        db.execute("DELETE FROM sessions WHERE id = ?", (gone,))
+    await service.start()
+    try:
+        async with service.client() as client:
+            turn = await client.request("POST", f"/v1/sessions/{other}/runs", {"input": asking("quick")})
+            ended = await finished(client, turn["id"])
+            assert (ended["status"], "quick" in ended["output"]) == ("completed", True)
+    finally:
+        await service.stop()
+    assert f"in flight in session {gone} is left as it is" in service.log

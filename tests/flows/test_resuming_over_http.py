@@ -147,6 +147,7 @@ async def test_a_delegation_resumes_by_task_run_or_name_and_takes_the_agent_over
             {"resume": first["handoff_id"], "agent": "worker"},
             {"resume": first["handoff_id"], "agent": worker(), "session_id": session},
         ]
+        await delegated(client, "another", name=first["run_id"], session_id=session)  # a name is no id
         for number, order in enumerate(orders):
             result = await client.request("POST", "/v1/delegations", {"task": f"more {number}", **order})
             assert result["output"].startswith("one | more 0")
